@@ -1,0 +1,131 @@
+"""Driving a phase: heartbeats, leases and what is left of a deadline (design section 4).
+
+Guarantees: a lease is extended only after Temporal has answered a heartbeat of this very try,
+so a terminated workflow, a superseded try or a lost Temporal extends nothing; the time left is
+counted from Temporal's own stamp of the try's start by the monotonic clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
+
+from temporalio import activity
+from temporalio.client import AsyncActivityCancelledError, AsyncActivityHandle, Client
+from temporalio.service import RPCError, RPCStatusCode
+
+from gym.protocol import DeadlineExceeded, StaleCheckpoint
+
+Renew = Callable[[float], Awaitable[bool]]
+"""Extends every lease of a checkpoint to so many seconds; False: the controller's has ended."""
+BEATS_IN_A_TIMEOUT = 3
+"""Heartbeats sent within one heartbeat timeout, so that one lost answer ends nothing."""
+ANSWER_LIMIT = timedelta(seconds=1)
+"""For Temporal's answer to one heartbeat: an answer that takes longer proves too little."""
+LEASE_SHARE = 3
+"""A lease is extended every third of it (design section 4, leases)."""
+
+
+class Budget:
+    """What is left of a phase, in seconds."""
+
+    def __init__(self, deadline: datetime | None) -> None:
+        """Count from Temporal's stamp of this try's start; None: the phase has no deadline."""
+        self._left_at_start = (
+            math.inf
+            if deadline is None
+            else (deadline - activity.info().started_time).total_seconds()
+        )
+        self._started = time.monotonic()
+
+    def elapsed_ms(self) -> float:
+        """Milliseconds since this try began."""
+        return (time.monotonic() - self._started) * 1000
+
+    def left_s(self) -> float:
+        """Seconds left.
+
+        Raises:
+            DeadlineExceeded: None are.
+        """
+        left = self._left_at_start - (time.monotonic() - self._started)
+        if left <= 0:
+            raise DeadlineExceeded(f"{activity.info().activity_type}: no time is left")
+        return left
+
+
+@asynccontextmanager
+async def driving(
+    client: Client,
+    deadline: datetime | None,
+    *,
+    lease_s: float | None = None,
+    renew: Renew | None = None,
+) -> AsyncIterator[Budget]:
+    """Keep a try alive while its body runs.
+
+    Args:
+        client: To prove to each lease that Temporal still knows this try.
+        deadline: End of the phase, on the workflow's clock; None for the phases of a restore.
+        lease_s: Seconds that each lease is extended to.
+        renew: Extends them; without it only heartbeats are sent.
+
+    Yields:
+        The budget of the phase.
+
+    Raises:
+        StaleCheckpoint: The controller's lease ended while the body ran.
+    """
+    body = asyncio.current_task()
+    assert body is not None  # an activity is always a task
+    beating = asyncio.create_task(_beat(client, lease_s, renew))
+    beating.add_done_callback(lambda done: None if done.cancelled() else body.cancel())
+    try:
+        yield Budget(deadline)
+    except asyncio.CancelledError:
+        if beating.done() and not beating.cancelled() and (error := beating.exception()):
+            raise error from None
+        raise
+    finally:
+        beating.cancel()
+
+
+async def _beat(client: Client, lease_s: float | None, renew: Renew | None) -> None:
+    """Heartbeat for ever; ends only by an error that ends the try."""
+    info = activity.info()
+    timeout_s = info.heartbeat_timeout.total_seconds() if info.heartbeat_timeout else 10.0
+    pause_s = timeout_s / BEATS_IN_A_TIMEOUT
+    if lease_s is not None:
+        pause_s = min(pause_s, lease_s / LEASE_SHARE)
+    handle = client.get_async_activity_handle(task_token=info.task_token)
+    renewed = time.monotonic()
+    while True:
+        activity.heartbeat()  # carries a cancellation of the workflow to this task
+        proven = await _proven(handle)
+        due = lease_s is not None and time.monotonic() - renewed >= lease_s / LEASE_SHARE
+        if proven and due and renew is not None and lease_s is not None:
+            renewed = time.monotonic()
+            if not await renew(lease_s):
+                raise StaleCheckpoint("the controller's lease of this checkpoint has ended")
+        await asyncio.sleep(pause_s)
+
+
+async def _proven(handle: AsyncActivityHandle) -> bool:
+    """Whether Temporal answers that this try is still the one that it waits for.
+
+    Raises:
+        StaleCheckpoint: It answers that it is not: completed, terminated or tried again.
+    """
+    try:
+        await handle.heartbeat(rpc_timeout=ANSWER_LIMIT)
+    except AsyncActivityCancelledError:
+        return False  # the SDK cancels the activity's task; what it compensates renews nothing
+    except RPCError as error:
+        if error.status == RPCStatusCode.NOT_FOUND:
+            raise StaleCheckpoint("Temporal does not wait for this try any more") from None
+        return False  # Temporal is out of reach: proves nothing, the leases decide
+    return True

@@ -1,0 +1,145 @@
+"""Activities of the snapshot folder: publish, unpublish, select, prune.
+
+Guarantees: of a publish and an unpublish of one checkpoint exactly one wins, on whatever worker
+each runs; a snapshot is selected only after every file's size and digest have been checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime
+
+from temporalio import activity
+from temporalio.client import Client
+
+from activities.contract import (
+    AskDiskRequest,
+    PruneInput,
+    PruneResult,
+    PublishRequest,
+    PublishResult,
+    SelectRequest,
+    SelectResult,
+    UnpublishResult,
+)
+from activities.controller import check_job
+from activities.driving import driving
+from activities.leases import renewal
+from rl.errors import NoSnapshot, SnapshotDamaged, TopologyMismatch
+from rl.incarnations import demand_newest
+from rl.manifest import SnapshotManifest
+from rl.messages import JobConfig
+from rl.snapshot_folder import SnapshotFolder
+from rl.topology import demand_fit, topology_of
+
+
+class FolderActivities:
+    """What saves, restores and prunes ask of the disk."""
+
+    def __init__(self, client: Client, config: JobConfig) -> None:
+        """Take what every call needs.
+
+        Args:
+            client: Temporal, for the proof that a try is still waited for.
+            config: The job that this worker serves.
+        """
+        self._client = client
+        self._config = config
+        self._folder = SnapshotFolder(config)
+
+    @activity.defn
+    async def publish_snapshot(self, request: PublishRequest) -> PublishResult:
+        """Step 4: every file synced and checked, manifest last, one rename.
+
+        Raises:
+            PublishRefused: The folder is not what the servers and the controller answered.
+            Unpublished: Compensation or a sweep has won the rename.
+        """
+        check_job(self._config, request.job_id)
+        async with driving(
+            self._client, request.deadline, lease_s=request.lease_s, renew=renewal(request)
+        ) as budget:
+            manifest = SnapshotManifest(
+                job_id=request.job_id,
+                snapshot=request.snapshot,
+                checkpoint_id=request.checkpoint_id,
+                name=request.name,
+                incarnation=request.incarnation,
+                created_at=datetime.now(UTC),
+                topology=request.topology,
+                counts=request.counts,
+                files=request.files,
+            )
+            published = await asyncio.to_thread(
+                self._folder.publish, request.folder, request.snapshot, manifest, request.files
+            )
+            return PublishResult(
+                published=True,
+                snapshot=published.snapshot,
+                bytes=published.bytes,
+                ms=budget.elapsed_ms(),
+            )
+
+    @activity.defn
+    async def unpublish_snapshot(self, request: AskDiskRequest) -> UnpublishResult:
+        """Compensation: rename the folder away; if the publish had won, say so."""
+        check_job(self._config, request.job_id)
+        trashed = await asyncio.to_thread(self._folder.discard, request.checkpoint_id)
+        snapshot = await asyncio.to_thread(self._folder.find_published, request.checkpoint_id)
+        return UnpublishResult(published=snapshot is not None, snapshot=snapshot, trashed=trashed)
+
+    @activity.defn
+    async def prune_snapshots(self, request: PruneInput) -> PruneResult:
+        """Step 6: delete what nothing needs any more."""
+        check_job(self._config, request.job_id)
+        async with driving(self._client, None):
+            removed, kept = await asyncio.to_thread(
+                self._folder.prune,
+                request.keep_latest_k,
+                incarnation=request.incarnation,
+                other_lines=request.other_lines,
+            )
+        return PruneResult(removed=removed, kept=kept)
+
+    @activity.defn
+    async def select_snapshot(self, request: SelectRequest) -> SelectResult:
+        """Restore, step 1: the newest of the line that checks out, before anything is loaded.
+
+        Raises:
+            NoSnapshot: None is left; each one's reason is in the details.
+            SnapshotDamaged: With `strict`, the first one is damaged; the file is named.
+            TopologyMismatch: With `strict`, another fleet saved it.
+        """
+        started = time.monotonic()
+        check_job(self._config, request.job_id)
+        demand_newest(self._config.job_folder, request.incarnation)
+        found = topology_of(self._config, request.servers, {})
+        skipped: list[str] = []
+        async with driving(self._client, None):
+            for name in await asyncio.to_thread(self._folder.candidates, request.snapshot):
+                if name in request.excluded:
+                    continue
+                try:
+                    manifest = await asyncio.to_thread(self._folder.verify, name)
+                    demand_fit(manifest.topology, found, snapshot=name)
+                except (SnapshotDamaged, TopologyMismatch) as error:
+                    if request.strict:
+                        raise
+                    skipped.append(f"{name}: {error.code}: {error.message}")
+                    continue
+                return SelectResult(
+                    snapshot=name,
+                    source_checkpoint_id=manifest.checkpoint_id,
+                    source_incarnation=manifest.incarnation,
+                    skipped=skipped,
+                    bytes=manifest.bytes,
+                    files=manifest.files,
+                    ms=(time.monotonic() - started) * 1000,
+                )
+        reasons = [*request.reasons, *skipped]
+        raise NoSnapshot(
+            f"no snapshot is usable: {'; '.join(reasons) or 'there is none'}",
+            participant=self._config.job_id,
+            details={"reasons": reasons},
+        )

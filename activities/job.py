@@ -1,0 +1,191 @@
+"""Activities about the job as a whole: claim it, start its actors, let it go on, give up.
+
+Guarantees: an incarnation is claimed before anything of the old one is touched, and each step
+after the claim happens only while it is the newest (design section 5, step 0).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from rl.fan_out import reset_servers
+from temporalio import activity
+from temporalio.client import Client
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities.contract import (
+    ClaimRequest,
+    ClaimResult,
+    DiscardContinuationsRequest,
+    DiscardContinuationsResult,
+    GiveUpRequest,
+    GiveUpResult,
+    LoadDataPlaneRequest,
+    LoadDataPlaneResult,
+    StartControllerRequest,
+    StartControllerResult,
+    StartPumpsRequest,
+    StartPumpsResult,
+)
+from activities.controller import check_job
+from activities.driving import driving
+from activities.schedule import go_on, pause_for_restore
+from gym.client import GymClient
+from gym.protocol import NotImplementedYet
+from rl import incarnations, job
+from rl.actors import call
+from rl.errors import JobAlive
+from rl.messages import DATA_PLANE_HOST, SINGLE_CONTROLLER, JobConfig
+from rl.snapshot_folder import SnapshotFolder
+
+_ENDED = ("finished", "failed", "controller_lost")
+
+
+class JobActivities:
+    """What a restore asks of the cluster."""
+
+    def __init__(self, client: Client, config: JobConfig, gym: GymClient) -> None:
+        """Take what every call needs.
+
+        Args:
+            client: Temporal, to end the old incarnation's workflows and pause the Schedule.
+            config: The job that this worker serves.
+            gym: To reset the servers when a restore gives up.
+        """
+        self._client = client
+        self._config = config
+        self._gym = gym
+
+    @activity.defn
+    async def claim_job(self, request: ClaimRequest) -> ClaimResult:
+        """Restore, step 0: raise the incarnation, then clear what the old one left.
+
+        Raises:
+            JobAlive: The job of the newest incarnation answers; nothing was touched.
+            Superseded: Somebody else claimed it first; nothing was touched.
+        """
+        started = time.monotonic()
+        check_job(self._config, request.job_id)
+        folder = self._config.job_folder
+        async with driving(self._client, None):
+            if incarnations.owned_by(folder, request.run_id) is None:
+                newest = incarnations.newest(folder)
+                await self._refuse_if_alive(request)
+            else:
+                newest = None
+            incarnation = await asyncio.to_thread(
+                incarnations.claim,
+                folder,
+                {"workflow_id": request.workflow_id, "run_id": request.run_id},
+                after=newest,
+            )
+            await job.kill_actors()
+            incarnations.demand_newest(folder, incarnation)
+            terminated = await self._terminate_others(request)
+            incarnations.demand_newest(folder, incarnation)
+            trashed = await asyncio.to_thread(SnapshotFolder(self._config).sweep)
+            incarnations.demand_newest(folder, incarnation)
+            running = await pause_for_restore(self._client, request.job_id, incarnation)
+        return ClaimResult(
+            incarnation=incarnation,
+            schedule_was_running=running,
+            terminated=terminated,
+            trashed=trashed,
+            ms=(time.monotonic() - started) * 1000,
+        )
+
+    async def _refuse_if_alive(self, request: ClaimRequest) -> None:
+        status = await job.alive(self._config)
+        if status is None or status.state in _ENDED:
+            return
+        if request.replace:
+            raise NotImplementedYet("replacing a live job: stop it with `turnpoint down` first")
+        raise JobAlive(
+            f"incarnation {status.incarnation} is {status.state}: stop it with `turnpoint down`",
+            participant=request.job_id,
+            details={"incarnation": status.incarnation, "state": status.state},
+        )
+
+    async def _terminate_others(self, request: ClaimRequest) -> list[str]:
+        """End every open workflow of the job but this one."""
+        terminated = []
+        query = f'WorkflowId STARTS_WITH "{request.job_id}/" AND ExecutionStatus = "Running"'
+        async for found in self._client.list_workflows(query):
+            if found.run_id == request.run_id:
+                continue
+            handle = self._client.get_workflow_handle(found.id, run_id=found.run_id)
+            try:
+                await handle.terminate(f"superseded by {request.workflow_id}")
+            except RPCError as error:
+                if error.status != RPCStatusCode.NOT_FOUND:  # it has ended by itself meanwhile
+                    raise
+                continue
+            terminated.append(found.id)
+        return terminated
+
+    @activity.defn
+    async def load_data_plane(self, request: LoadDataPlaneRequest) -> LoadDataPlaneResult:
+        """Restore, step 1: host, generation endpoint and NemoGym started, TransferQueue loaded."""
+        async with driving(self._client, None) as budget:
+            incarnations.demand_newest(self._config.job_folder, request.incarnation)
+            await job.start_data_plane(self._config, request.incarnation, request.servers)
+            rows = await call(
+                DATA_PLANE_HOST,
+                "load",
+                request.incarnation,
+                str(self._config.job_folder / request.snapshot),
+                [file for file in request.files if file.path.startswith("data_plane/")],
+            )
+            return LoadDataPlaneResult(rows=rows, ms=budget.elapsed_ms())
+
+    @activity.defn
+    async def start_controller(self, request: StartControllerRequest) -> StartControllerResult:
+        """Restore, step 2: RL's own state is loaded, each unfinished rollout has run n+1."""
+        async with driving(self._client, None) as budget:
+            incarnations.demand_newest(self._config.job_folder, request.incarnation)
+            await job.start_single_controller(self._config, request.incarnation, request.servers)
+            answer = await call(
+                SINGLE_CONTROLLER,
+                "start_restored",
+                request.incarnation,
+                request.restore_id,
+                str(self._config.job_folder / request.snapshot),
+                [file for file in request.files if file.path.startswith("rl/")],
+            )
+            return StartControllerResult(
+                unfinished=answer.unfinished, finished=answer.finished, ms=budget.elapsed_ms()
+            )
+
+    @activity.defn
+    async def discard_continuations(
+        self, request: DiscardContinuationsRequest
+    ) -> DiscardContinuationsResult:
+        """Restore, step 2: rollouts that cannot continue start over, and are reported."""
+        async with driving(self._client, None) as budget:
+            restarted = await call(
+                SINGLE_CONTROLLER,
+                "discard_continuations",
+                request.incarnation,
+                request.restore_id,
+            )
+            return DiscardContinuationsResult(restarted=restarted, ms=budget.elapsed_ms())
+
+    @activity.defn
+    async def start_pumps(self, request: StartPumpsRequest) -> StartPumpsResult:
+        """Restore, step 2: unfinished rollouts are sent again, then the Schedule goes on."""
+        async with driving(self._client, None) as budget:
+            sent = await call(SINGLE_CONTROLLER, "start_pumps", request.incarnation)
+            if request.schedule_was_running:
+                await go_on(self._client, request.job_id, request.incarnation)
+            return StartPumpsResult(sent_again=sent, ms=budget.elapsed_ms())
+
+    @activity.defn
+    async def drop_restored(self, request: GiveUpRequest) -> GiveUpResult:
+        """Leave nothing of a try: servers back to awaiting, the actors killed and waited for."""
+        async with driving(self._client, None) as budget:
+            servers = await reset_servers(
+                self._gym, request.servers, request.incarnation, request.restore_id
+            )
+            await job.kill_actors()
+            return GiveUpResult(servers=servers, ms=budget.elapsed_ms())

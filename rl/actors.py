@@ -1,0 +1,103 @@
+"""Finding and calling Turnpoint's Ray actors from a driver or another actor.
+
+Guarantees: a call ends with the actor's answer or a `TurnpointError`: the actor's own (Ray's
+wrapper taken off), `ActorLost` for a dead or missing one, `RayUnreachable` for no cluster. It
+does not repeat a call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from gym.protocol import DeadlineExceeded, TurnpointError
+from rl.errors import ActorLost, RayUnreachable
+from rl.messages import RAY_NAMESPACE
+
+ATTACH_LIMIT_S = 20.0
+
+
+def attach() -> None:
+    """Join the cluster of `RAY_ADDRESS` as a driver, once per process. Blocks; use a thread.
+
+    Raises:
+        RayUnreachable: No address is set, or no cluster answers there. `auto` is refused: it
+            takes any cluster on the machine (reference measurement).
+    """
+    if ray.is_initialized():
+        return
+    address = os.environ.get("RAY_ADDRESS", "")
+    if not address or address == "auto":
+        raise RayUnreachable("RAY_ADDRESS is not set: start the stack with `turnpoint up`")
+    try:
+        ray.init(
+            address=address, namespace=RAY_NAMESPACE, log_to_driver=False, ignore_reinit_error=True
+        )
+    except (ConnectionError, RuntimeError, RayError) as error:
+        raise RayUnreachable(
+            f"no Ray cluster at RAY_ADDRESS ({type(error).__name__}): is the stack up?"
+        ) from error
+
+
+async def attached() -> None:
+    """`attach` off the event loop."""
+    if not ray.is_initialized():
+        await asyncio.wait_for(asyncio.to_thread(attach), ATTACH_LIMIT_S)
+
+
+async def find(name: str) -> Any:
+    """Handle of a named actor.
+
+    Raises:
+        ActorLost: There is none of that name.
+        RayUnreachable: There is no cluster.
+    """
+    await attached()
+    try:
+        return await asyncio.to_thread(ray.get_actor, name, namespace=RAY_NAMESPACE)
+    except ValueError:
+        raise ActorLost(
+            "there is no such actor: the job is not running", participant=name
+        ) from None
+    except RayError as error:
+        raise RayUnreachable(f"Ray does not answer ({type(error).__name__})") from error
+
+
+async def call(name: str, method: str, *args: Any, limit_s: float | None = None) -> Any:
+    """Call a method of a named actor and wait for its answer.
+
+    Args:
+        name: Name of the actor in Turnpoint's namespace.
+        method: Name of the method.
+        *args: Its arguments.
+        limit_s: Seconds to wait; None waits for ever. The call itself goes on after it.
+
+    Raises:
+        DeadlineExceeded: No answer within `limit_s`.
+        ActorLost: The actor is not there or died over the call.
+        TurnpointError: What the method raised.
+    """
+    handle = await find(name)
+    reference = getattr(handle, method).remote(*args)
+    try:
+        return await asyncio.wait_for(_answer(reference, name), limit_s)
+    except TimeoutError:
+        raise DeadlineExceeded(
+            f"{method}: no answer in {limit_s:.1f} s", participant=name
+        ) from None
+
+
+async def _answer(reference: Any, name: str) -> Any:
+    try:
+        return await reference
+    except RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, TurnpointError):
+            raise cause from None
+        raise
+    except RayActorError as error:
+        raise ActorLost(f"the actor died ({type(error).__name__})", participant=name) from None

@@ -1,0 +1,263 @@
+"""A real Temporal dev server, and activities whose every outcome a test chooses."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest_asyncio
+from temporalio import activity
+from temporalio.client import Client
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.exceptions import ApplicationError
+from temporalio.testing import WorkflowEnvironment
+
+from activities import contract as c
+from rl.messages import Topology
+from workers.temporal import snapshot_worker
+from workflows.journal import SEARCH_ATTRIBUTES
+
+SHA = "0" * 64
+SAVE_PHASES = [
+    "begin_checkpoint",
+    "close_admission",
+    "prepare_checkpoint",
+    "commit_checkpoint",
+    "cut_rl_state",
+    "publish_snapshot",
+    "resume_checkpoint",
+]
+TOPOLOGY = Topology(servers=[], policy_model="m", policy_sha256="", storage_units=1, semantic={})
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def temporal() -> AsyncIterator[Client]:
+    """A client of a dev server of this test run."""
+    binary = Path(sys.executable).parent / "temporal"
+    async with await WorkflowEnvironment.start_local(
+        dev_server_existing_path=str(binary),
+        data_converter=pydantic_data_converter,
+        search_attributes=list(SEARCH_ATTRIBUTES),
+        dev_server_log_level="error",
+        dev_server_extra_args=[
+            "--dynamic-config-value",
+            "history.transferProcessorMaxPollRPS=2000",
+        ],
+    ) as environment:
+        yield environment.client
+
+
+class FakeActivities:
+    """Every activity of saves and restores, answering at once; a test bends single ones.
+
+    Attributes:
+        calls: Names in the order of their starts.
+        fail: What an activity raises, by name.
+        hang: Activities that wait until they are cancelled.
+        lose_answer: Activities that do their work and then fail.
+        published: Whether the disk holds this save.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.fail: dict[str, list[Exception]] = {}
+        self.hang: set[str] = set()
+        self.hang_uncancellable: dict[str, asyncio.Event] = {}
+        self.started: dict[str, asyncio.Event] = {}
+        self.lose_answer: set[str] = set()
+        self.refusal: str | None = None
+        self.published: str | None = None
+        self.requests: dict[str, Any] = {}
+        self.excluded: list[str] = []
+
+    def registered(self) -> list[Callable[..., Any]]:
+        """The activity functions for a worker."""
+        made: list[Callable[..., Any]] = []
+        for name, request_type in _REQUESTS.items():
+            made.append(self._activity(name, request_type))
+        return made
+
+    def started_event(self, name: str) -> asyncio.Event:
+        return self.started.setdefault(name, asyncio.Event())
+
+    def _activity(self, name: str, request_type: type) -> Callable[..., Any]:
+        async def body(request: Any) -> Any:
+            self.calls.append(name)
+            self.requests[name] = request
+            self.started_event(name).set()
+            if name in self.hang:
+                while True:
+                    activity.heartbeat()
+                    await asyncio.sleep(0.1)
+            if name in self.hang_uncancellable:
+                while not self.hang_uncancellable[name].is_set():
+                    activity.heartbeat()
+                    try:
+                        await asyncio.sleep(0.05)
+                    except asyncio.CancelledError:
+                        continue
+            errors = self.fail.get(name)
+            if errors and name not in self.lose_answer:
+                raise errors.pop(0)
+            answer = getattr(self, f"_{name}")(request)
+            if errors:
+                raise errors.pop(0)
+            return answer
+
+        body.__annotations__ = {"request": request_type, "return": Any}
+        return activity.defn(name=name)(body)
+
+    # --- a save ---
+
+    def _begin_checkpoint(self, request: c.BeginRequest) -> c.BeginResult:
+        if self.refusal:
+            return c.BeginResult(
+                agreed=False, refusal=self.refusal, reason="nothing changed", incarnation=3
+            )
+        return c.BeginResult(
+            agreed=True, incarnation=3, folder="tmp_snapshot_000001-x", snapshot="snapshot_000001"
+        )
+
+    def _close_admission(self, request: c.CloseAdmissionRequest) -> c.CloseAdmissionResult:
+        return c.CloseAdmissionResult(acknowledged=0, ms=1)
+
+    def _prepare_checkpoint(self, request: c.PrepareCheckpointRequest) -> Any:
+        return c.PrepareCheckpointResult(servers=[], parked=4, ms=1)
+
+    def _commit_checkpoint(self, request: c.CommitCheckpointRequest) -> Any:
+        return c.CommitCheckpointResult(servers=[], files=[], continuations=4, ms=1)
+
+    def _cut_rl_state(self, request: c.CutRequest) -> c.CutResult:
+        return c.CutResult(files=[], unfinished=4, finished=1, topology=TOPOLOGY, servers=[], ms=1)
+
+    def _publish_snapshot(self, request: c.PublishRequest) -> c.PublishResult:
+        self.published = request.snapshot
+        return c.PublishResult(published=True, snapshot=request.snapshot, bytes=10, ms=1)
+
+    def _unpublish_snapshot(self, request: c.AskDiskRequest) -> c.UnpublishResult:
+        return c.UnpublishResult(published=self.published is not None, snapshot=self.published)
+
+    def _resume_checkpoint(self, request: c.ResumeCheckpointRequest) -> Any:
+        return c.ResumeCheckpointResult(servers=[], pause_s=0.5, ms=1)
+
+    def _prune_snapshots(self, request: c.PruneInput) -> c.PruneResult:
+        return c.PruneResult(removed=["snapshot_000000"], kept=["snapshot_000001"])
+
+    # --- a restore ---
+
+    def _claim_job(self, request: c.ClaimRequest) -> c.ClaimResult:
+        return c.ClaimResult(incarnation=4, schedule_was_running=False)
+
+    def _discover_capabilities(self, request: c.DiscoverRequest) -> c.DiscoverResult:
+        return c.DiscoverResult(servers=[], ms=1)
+
+    def _select_snapshot(self, request: c.SelectRequest) -> c.SelectResult:
+        self.excluded = request.excluded
+        left = [s for s in ("snapshot_000002", "snapshot_000001") if s not in request.excluded]
+        if not left:
+            raise ApplicationError("none is left", type="no_snapshot", non_retryable=True)
+        return c.SelectResult(
+            snapshot=left[0],
+            source_checkpoint_id="cp",
+            source_incarnation=3,
+            bytes=10,
+            files=[],
+            ms=1,
+        )
+
+    def _load_data_plane(self, request: c.LoadDataPlaneRequest) -> c.LoadDataPlaneResult:
+        return c.LoadDataPlaneResult(rows=1, ms=1)
+
+    def _restore_checkpoint(self, request: c.RestoreCheckpointRequest) -> Any:
+        return c.RestoreCheckpointResult(servers=[], ms=1)
+
+    def _start_controller(self, request: c.StartControllerRequest) -> c.StartControllerResult:
+        rollouts = [
+            c.ContinuedRollout(
+                rollout_id=f"p0_g{i}", attempt_index=1, last_committed_model_call_id="call-2"
+            )
+            for i in range(2)
+        ]
+        return c.StartControllerResult(unfinished=rollouts, finished=3, ms=1)
+
+    def _discard_continuations(self, request: c.DiscardContinuationsRequest) -> Any:
+        return c.DiscardContinuationsResult(
+            restarted=[
+                c.ContinuedRollout(
+                    rollout_id="p0_g1",
+                    attempt_index=1,
+                    last_committed_model_call_id=None,
+                    restarted_because="restart_only: shell",
+                )
+            ],
+            ms=1,
+        )
+
+    def _resume_restored(self, request: c.ResumeRestoredRequest) -> c.ResumeRestoredResult:
+        return c.ResumeRestoredResult(servers=[], ms=1)
+
+    def _start_pumps(self, request: c.StartPumpsRequest) -> c.StartPumpsResult:
+        return c.StartPumpsResult(sent_again=2, ms=1)
+
+    def _drop_restored(self, request: c.GiveUpRequest) -> c.GiveUpResult:
+        return c.GiveUpResult(servers=[], ms=1)
+
+
+_REQUESTS: dict[str, type] = {
+    "begin_checkpoint": c.BeginRequest,
+    "close_admission": c.CloseAdmissionRequest,
+    "prepare_checkpoint": c.PrepareCheckpointRequest,
+    "commit_checkpoint": c.CommitCheckpointRequest,
+    "cut_rl_state": c.CutRequest,
+    "publish_snapshot": c.PublishRequest,
+    "unpublish_snapshot": c.AskDiskRequest,
+    "resume_checkpoint": c.ResumeCheckpointRequest,
+    "prune_snapshots": c.PruneInput,
+    "claim_job": c.ClaimRequest,
+    "discover_capabilities": c.DiscoverRequest,
+    "select_snapshot": c.SelectRequest,
+    "load_data_plane": c.LoadDataPlaneRequest,
+    "restore_checkpoint": c.RestoreCheckpointRequest,
+    "start_controller": c.StartControllerRequest,
+    "discard_continuations": c.DiscardContinuationsRequest,
+    "resume_restored": c.ResumeRestoredRequest,
+    "start_pumps": c.StartPumpsRequest,
+    "drop_restored": c.GiveUpRequest,
+}
+
+
+class Bench:
+    """A worker with fake activities on the real server."""
+
+    def __init__(self, client: Client, fakes: FakeActivities) -> None:
+        self.client = client
+        self.fakes = fakes
+
+    async def start(self, workflow: str, given: Any = None, **options: Any) -> Any:
+        arguments = [] if given is None else [given]
+        return await self.client.start_workflow(
+            workflow,
+            args=arguments,
+            id=f"test/{workflow}/{uuid.uuid4()}",
+            task_queue=c.TASK_QUEUE,
+            **options,
+        )
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def bench(temporal: Client) -> AsyncIterator[Bench]:
+    """The bench of one test."""
+    fakes = FakeActivities()
+    async with _running(temporal, fakes):
+        yield Bench(temporal, fakes)
+
+
+@asynccontextmanager
+async def _running(client: Client, fakes: FakeActivities) -> AsyncIterator[None]:
+    async with snapshot_worker(client, fakes.registered()):
+        yield

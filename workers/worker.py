@@ -1,0 +1,84 @@
+"""`python -m workers.worker`: one snapshot worker of a job.
+
+It holds no state of its own: killed at any moment, another one goes on with what it did. It
+joins Ray as a driver, lazily, so it starts before the cluster does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+
+from activities.controller import ControllerActivities
+from activities.folder import FolderActivities
+from activities.gym import GymActivities
+from activities.job import JobActivities
+from gym.client import GymClient
+from gym.logs import configure_logging
+from workers.key_files import read_key_file
+from workers.settings import Settings, load_settings
+from workers.temporal import connect, register_search_attributes, snapshot_worker
+
+logger = logging.getLogger(__name__)
+
+
+async def run(settings: Settings) -> None:
+    """Serve the task queue until SIGTERM or SIGINT."""
+    config = settings.job_config()
+    client = await connect(settings)
+    await register_search_attributes(client)
+    token = settings.control_token or read_key_file(settings.token_file, "control_token")
+    async with GymClient(token) as gym:
+        controller = ControllerActivities(client, config)
+        servers = GymActivities(client, config, gym)
+        folder = FolderActivities(client, config)
+        job = JobActivities(client, config, gym)
+        worker = snapshot_worker(
+            client,
+            [
+                controller.begin_checkpoint,
+                controller.close_admission,
+                servers.prepare_checkpoint,
+                servers.commit_checkpoint,
+                controller.cut_rl_state,
+                folder.publish_snapshot,
+                folder.unpublish_snapshot,
+                servers.resume_checkpoint,
+                folder.prune_snapshots,
+                job.claim_job,
+                servers.discover_capabilities,
+                folder.select_snapshot,
+                job.load_data_plane,
+                servers.restore_checkpoint,
+                job.start_controller,
+                job.discard_continuations,
+                servers.resume_restored,
+                job.start_pumps,
+                job.drop_restored,
+            ],
+        )
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        async with worker:
+            logger.info("ready", extra={"event": "ready", "job_id": config.job_id})
+            await stop.wait()
+
+
+def main() -> None:
+    """Run a worker; its exit code tells whether it was asked to stop."""
+    configure_logging("worker")
+    settings = load_settings()
+    asyncio.run(run(settings))
+    # The interpreter's shutdown can abort in the SDK's native threads; there is nothing to lose.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
