@@ -7,6 +7,8 @@ can help; an error that is not ours shows its class, never its text (which may h
 
 from __future__ import annotations
 
+import logging
+import traceback
 from typing import Any
 
 from pydantic import ValidationError
@@ -18,6 +20,8 @@ from temporalio.worker import (
 )
 
 from gym.protocol import TurnpointError
+
+logger = logging.getLogger(__name__)
 
 
 def application_error(error: Exception) -> ApplicationError:
@@ -55,4 +59,20 @@ class _TypedFailures(ActivityInboundInterceptor):
         except FailureError:
             raise
         except Exception as error:
-            raise application_error(error) from error
+            if not isinstance(error, TurnpointError):
+                _log_fault(error)
+            # The cause would put its text into the history.
+            raise application_error(error) from None
+
+
+def _log_fault(error: Exception) -> None:
+    """Log where an error that is not ours came from, without its text."""
+    frames = traceback.extract_tb(error.__traceback__)[-6:]
+    logger.error(
+        "activity failed",
+        extra={
+            "event": "fault",
+            "error": type(error).__name__,
+            "at": [f"{frame.filename}:{frame.lineno}" for frame in frames],
+        },
+    )

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest_asyncio
 from temporalio import activity
 from temporalio.client import Client
-from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.exceptions import ApplicationError
-from temporalio.testing import WorkflowEnvironment
 
 from activities import contract as c
 from rl.messages import Topology
 from workers.temporal import snapshot_worker
-from workflows.journal import SEARCH_ATTRIBUTES
 
 SHA = "0" * 64
 SAVE_PHASES = [
@@ -33,23 +28,6 @@ SAVE_PHASES = [
     "resume_checkpoint",
 ]
 TOPOLOGY = Topology(servers=[], policy_model="m", policy_sha256="", storage_units=1, semantic={})
-
-
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def temporal() -> AsyncIterator[Client]:
-    """A client of a dev server of this test run."""
-    binary = Path(sys.executable).parent / "temporal"
-    async with await WorkflowEnvironment.start_local(
-        dev_server_existing_path=str(binary),
-        data_converter=pydantic_data_converter,
-        search_attributes=list(SEARCH_ATTRIBUTES),
-        dev_server_log_level="error",
-        dev_server_extra_args=[
-            "--dynamic-config-value",
-            "history.transferProcessorMaxPollRPS=2000",
-        ],
-    ) as environment:
-        yield environment.client
 
 
 class FakeActivities:

@@ -1,0 +1,162 @@
+"""Heartbeats, leases and budgets of an activity, on the real Temporal server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from typing import Any
+
+import pytest
+from temporalio import activity
+from temporalio.client import Client, WorkflowFailureError
+from temporalio.exceptions import ActivityError, ApplicationError
+from temporalio.worker import Worker
+
+from activities.driving import Budget, driving
+from activities.errors import TypedFailures
+from tests.activities.drive_workflow import DriveOnce
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+LEASE_S = 0.6
+
+
+class Driven:
+    """The activity `driven`: what runs in its body is the test's."""
+
+    def __init__(self, client: Client, body: Callable[[Budget], Awaitable[float]]) -> None:
+        self.client = client
+        self.body = body
+        self.renewals: list[float] = []
+        self.held = True
+        self.started = asyncio.Event()
+        self.ended = asyncio.Event()
+        self.error: BaseException | None = None
+
+    async def renew(self, lease_s: float) -> bool:
+        assert lease_s == LEASE_S
+        self.renewals.append(time.monotonic())
+        return self.held
+
+    @activity.defn(name="driven")
+    async def driven(self, deadline: str) -> float:
+        self.started.set()
+        try:
+            async with driving(
+                self.client,
+                datetime.fromisoformat(deadline),
+                lease_s=LEASE_S,
+                renew=self.renew,
+            ) as budget:
+                return await self.body(budget)
+        except BaseException as error:
+            self.error = error
+            raise
+        finally:
+            self.ended.set()
+
+
+async def start(client: Client, driven: Driven, budget_s: float = 10.0) -> tuple[Any, Worker]:
+    queue = f"drive-{uuid.uuid4()}"
+    worker = Worker(
+        client,
+        task_queue=queue,
+        workflows=[DriveOnce],
+        activities=[driven.driven],
+        interceptors=[TypedFailures()],
+    )
+    handle = await client.start_workflow(DriveOnce.run, budget_s, id=queue, task_queue=queue)
+    return handle, worker
+
+
+async def sleep_for(seconds: float) -> float:
+    await asyncio.sleep(seconds)
+    return seconds
+
+
+async def test_a_lease_is_renewed_every_third_while_the_activity_runs(temporal: Client) -> None:
+    driven = Driven(temporal, lambda _: sleep_for(1.5))
+    handle, worker = await start(temporal, driven)
+    async with worker:
+        await handle.result()
+    gaps = [b - a for a, b in zip(driven.renewals, driven.renewals[1:], strict=False)]
+    assert len(driven.renewals) >= 3
+    assert max(gaps) < LEASE_S
+
+
+async def test_nothing_is_renewed_and_the_body_ends_once_the_workflow_is_terminated(
+    temporal: Client,
+) -> None:
+    driven = Driven(temporal, lambda _: sleep_for(20))
+    handle, worker = await start(temporal, driven)
+    async with worker:
+        await asyncio.wait_for(driven.started.wait(), 5)
+        await handle.terminate("test")
+        terminated = time.monotonic()
+        await asyncio.wait_for(driven.ended.wait(), 3)
+    late = [at for at in driven.renewals if at > terminated + 0.2]
+    assert late == []
+
+
+async def test_a_lease_that_has_ended_ends_the_activity_with_a_typed_failure(
+    temporal: Client,
+) -> None:
+    driven = Driven(temporal, lambda _: sleep_for(20))
+    driven.held = False
+    handle, worker = await start(temporal, driven)
+    async with worker:
+        with pytest.raises(WorkflowFailureError) as caught:
+            await handle.result()
+    assert isinstance(caught.value.cause, ActivityError)
+    cause = caught.value.cause.cause
+    assert isinstance(cause, ApplicationError)
+    assert cause.type == "stale_checkpoint"
+
+
+async def test_the_budget_counts_from_temporals_stamp_and_ends_typed(temporal: Client) -> None:
+    seen: list[float] = []
+
+    async def use_up(budget: Budget) -> float:
+        seen.append(budget.left_s())
+        await asyncio.sleep(1.2)
+        return budget.left_s()
+
+    driven = Driven(temporal, use_up)
+    handle, worker = await start(temporal, driven, budget_s=1.0)
+    async with worker:
+        with pytest.raises(WorkflowFailureError) as caught:
+            await handle.result()
+    assert 0 < seen[0] <= 1.0
+    assert isinstance(caught.value.cause, ActivityError)
+    cause = caught.value.cause.cause
+    assert isinstance(cause, ApplicationError)
+    assert cause.type == "deadline_exceeded"
+
+
+async def test_a_cancelled_workflow_cancels_the_body(temporal: Client) -> None:
+    driven = Driven(temporal, lambda _: sleep_for(20))
+    handle, worker = await start(temporal, driven)
+    async with worker:
+        await asyncio.wait_for(driven.started.wait(), 5)
+        await handle.cancel()
+        await asyncio.wait_for(driven.ended.wait(), 3)
+        with pytest.raises(WorkflowFailureError):
+            await handle.result()
+    assert isinstance(driven.error, asyncio.CancelledError)
+
+
+async def test_an_error_that_is_not_ours_shows_its_class_and_hides_its_text(
+    temporal: Client,
+) -> None:
+    async def leak(_: Budget) -> float:
+        raise RuntimeError("the conversation was SECRET")
+
+    handle, worker = await start(temporal, Driven(temporal, leak))
+    async with worker:
+        with pytest.raises(WorkflowFailureError):
+            await handle.result()
+    history = (await handle.fetch_history()).to_json()
+    assert "SECRET" not in history
+    assert "RuntimeError" in history
