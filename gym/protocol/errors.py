@@ -269,6 +269,4 @@ def error_from_body(status: int, body: object, *, participant: str) -> Turnpoint
                 participant=participant,
                 details=details if isinstance(details, dict) else {},
             )
-    return ServerFault(
-        f"HTTP {status} without a known error code", participant=participant
-    )
+    return ServerFault(f"HTTP {status} without a known error code", participant=participant)

@@ -22,6 +22,11 @@ HEADER_LAST_MODEL_CALL_ID = "x-turnpoint-last-model-call-id"
 """On the answer of `/run`: the call that ended the rollout; its chain is the training row."""
 HEADER_RESOURCE_REVISION = "x-turnpoint-resource-revision"
 """On answers of resource servers that keep a revision: the session's, after the call."""
+HEADER_RESOURCE_REVISIONS = "x-turnpoint-resource-revisions"
+"""On the answer of `/run`: JSON object of each resource server's last revision, or null."""
+HEADER_COMMITTED_CALL = PREFIX + "model-call-id"
+"""On answers of the policy model server: the call's id, if it has a ledger row. Only such a call
+may become a continuation's last committed one."""
 HEADER_PARENT_KEY = "x-turnpoint-parent-key"
 """From the model server to the generation endpoint: staging key of the call before."""
 
@@ -70,9 +75,7 @@ class Identity(BaseModel):
             "model-call-id": self.model_call_id,
             "request-id": self.request_id,
         }
-        return {
-            PREFIX + name: value for name, value in named.items() if value is not None
-        }
+        return {PREFIX + name: value for name, value in named.items() if value is not None}
 
     @classmethod
     def from_headers(cls, headers: Mapping[str, str]) -> Identity | None:
@@ -100,15 +103,11 @@ class Identity(BaseModel):
             return cls.model_validate(found)
         except ValidationError as error:
             fields = sorted({str(item["loc"][0]) for item in error.errors()})
-            raise IdentityMismatch(
-                f"identity headers do not parse: {', '.join(fields)}"
-            ) from None
+            raise IdentityMismatch(f"identity headers do not parse: {', '.join(fields)}") from None
 
     def call(self, index: int) -> Identity:
         """This run's identity on its model call `index`."""
-        return self.model_copy(
-            update={"model_call_id": model_call_id(index), "request_id": None}
-        )
+        return self.model_copy(update={"model_call_id": model_call_id(index), "request_id": None})
 
     def mutation(self, place: str, number: int = 0) -> Identity:
         """This run's identity on a mutation.

@@ -136,9 +136,7 @@ class Manifest(Wire):
 
 def canonical_json(value: Any) -> bytes:
     """The one JSON form that digests are taken of: sorted keys, no spaces, UTF-8."""
-    return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False
-    ).encode()
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def digest_of(value: Any) -> str:

@@ -1,0 +1,162 @@
+"""How an agent calls model and resource servers: one POST, and what its answer means.
+
+Guarantees: a lost connection is `ServerUnreachable`, never an answer; a typed refusal of this
+protocol is told from an environment's own 4xx by its exact shape, so that neither is taken for
+the other; cookies travel by hand, so rollouts never share a session.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+
+import httpx
+
+from gym.data_plane_body import refuse_constant
+from gym.protocol import (
+    HEADER_RESOURCE_REVISION,
+    Identity,
+    InvalidRequest,
+    ProtocolError,
+    ServerFault,
+    ServerUnreachable,
+    TurnpointError,
+    error_from_body,
+)
+
+_BODY_FIELDS = {"code", "message", "details"}
+_GATEWAY = (502, 503, 504)
+
+
+class Reply:
+    """One answer of a server."""
+
+    def __init__(self, server: str, answer: httpx.Response) -> None:
+        """Keep what the loop needs of an HTTP answer."""
+        self.server = server
+        self.status = answer.status_code
+        self.headers: Mapping[str, str] = answer.headers
+        self.text = answer.text
+        self.cookies = _cookies(answer)
+
+    @property
+    def error(self) -> TurnpointError | None:
+        """The typed refusal that this answer is, if it is one.
+
+        An untyped 502, 503 or 504 comes from something in between: `ServerUnreachable`. Any
+        other answer is the environment's own, and None here.
+        """
+        if self.status < 400:
+            return None
+        body = self._body()
+        if isinstance(body, dict) and set(body) == _BODY_FIELDS:
+            error = error_from_body(self.status, body, participant=self.server)
+            known = isinstance(error, ProtocolError) and error.status == self.status
+            if known or self.status >= 500:
+                return error
+        if self.status in _GATEWAY:
+            return ServerUnreachable(f"HTTP {self.status}", participant=self.server)
+        return None
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """Seconds after which the server wants the same call again."""
+        given = self.headers.get("retry-after", "")
+        return float(given) if given.isdecimal() else None
+
+    @property
+    def revision(self) -> int | None:
+        """Revision of the session after the call, where the server keeps one."""
+        given = self.headers.get(HEADER_RESOURCE_REVISION, "")
+        return int(given) if given.isdecimal() else None
+
+    def object(self) -> dict[str, Any]:
+        """The JSON object that a successful answer holds.
+
+        Raises:
+            ServerFault: It is no success, or holds something else.
+        """
+        body = self._body() if 200 <= self.status < 300 else None
+        if not isinstance(body, dict):
+            raise ServerFault(
+                f"HTTP {self.status} without the expected JSON object", participant=self.server
+            )
+        return body
+
+    def _body(self) -> Any:
+        try:
+            return json.loads(self.text, parse_constant=refuse_constant)
+        except (ValueError, RecursionError):
+            return None
+
+
+class Peer:
+    """One server that an agent calls.
+
+    Args:
+        name: Its name in the job.
+        url: Its base URL.
+        http: The process's HTTP client (see `http_client`).
+    """
+
+    def __init__(self, name: str, url: str, http: httpx.AsyncClient) -> None:
+        """Open no connection yet."""
+        self.name = name
+        self._url = url.rstrip("/")
+        self._http = http
+
+    async def post(
+        self, path: str, body: Any, identity: Identity, cookies: Mapping[str, str]
+    ) -> Reply:
+        """POST `body` once.
+
+        Raises:
+            ServerUnreachable: No answer came: whether the call took effect is unknown.
+        """
+        headers = identity.headers()
+        if cookies:
+            headers["cookie"] = "; ".join(f"{name}={value}" for name, value in cookies.items())
+        try:
+            answer = await self._http.post(f"{self._url}/{path}", json=body, headers=headers)
+        except httpx.TransportError as error:
+            raise ServerUnreachable(
+                f"no answer ({type(error).__name__})", participant=self.name
+            ) from None
+        return Reply(self.name, answer)
+
+
+def http_client(transport: httpx.AsyncBaseTransport | None = None) -> httpx.AsyncClient:
+    """The client of an agent process: no cookies of its own, no limit, no read timeout.
+
+    A model call or a step takes as long as it takes; parked time counts against nothing.
+    """
+    no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=[]))
+    return httpx.AsyncClient(
+        transport=transport,
+        cookies=no_cookies,
+        timeout=httpx.Timeout(None, connect=2),
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=256),
+        trust_env=False,
+    )
+
+
+def is_environment_error(error: TurnpointError | None) -> bool:
+    """Whether an answer is one that NeMo Gym shows to the model as the tool's output.
+
+    Everything untyped is, and arguments that the tool's own schema refuses.
+    """
+    return error is None or isinstance(error, InvalidRequest)
+
+
+def _cookies(answer: httpx.Response) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for header in answer.headers.get_list("set-cookie"):
+        try:
+            parsed = SimpleCookie(header)
+        except CookieError:
+            continue  # a cookie that nobody can send back
+        found |= {name: morsel.coded_value for name, morsel in parsed.items()}
+    return found

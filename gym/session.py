@@ -1,0 +1,264 @@
+"""One session of a resource server: exactly-once mutations (design section 6).
+
+Guarantees: one mutation at a time; once begun it runs to its end even if the caller leaves;
+the revision rises by one only on success; the same request id again gets the same answer,
+errors too, and has no second effect; with another body it is refused. A handler that raises
+leaves the session uncertain, unless its errors are declared free of effect: then nothing
+mutates it any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, Literal, TypeVar
+from uuid import uuid4
+
+from pydantic import BaseModel, Field
+
+from gym.logs import log_fault
+from gym.protocol import (
+    SCHEMA_VERSION,
+    UNCERTAIN_REVISION,
+    Identity,
+    RequestConflict,
+    SessionEntry,
+    SessionUncertain,
+    StaleAttempt,
+    TurnpointError,
+    Wire,
+)
+from gym.protocol.identity import RolloutId
+from gym.protocol.records import Sha256
+
+log = logging.getLogger("turnpoint.gym")
+S = TypeVar("S")
+Result = BaseModel | dict[str, Any]
+
+
+class Refused(Exception):
+    """Raised by a handler that refuses a call and vouches that nothing took effect.
+
+    Args:
+        detail: What the caller (in the end: the model) is told.
+        status: HTTP status of the answer.
+    """
+
+    def __init__(self, detail: str, *, status: int = 400) -> None:
+        """Keep what is answered."""
+        super().__init__(f"refused with status {status}")
+        self.detail = detail
+        self.status = status
+
+
+class RefusedAs(Exception):
+    """A typed refusal from inside a mutation, before the author's code changed anything."""
+
+    def __init__(self, error: TurnpointError) -> None:
+        """Keep what is answered."""
+        super().__init__(error.message)
+        self.error = error
+
+
+class Receipt(Wire):
+    """What a mutation was asked and answered."""
+
+    request_id: str
+    body_sha256: Sha256
+    status: int
+    answer: str
+    """The JSON text, so that a repeat gets the same bytes."""
+
+
+class SavedSession(Wire):
+    """One line of `sessions.jsonl`."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    rollout_id: RolloutId
+    attempt_index: Annotated[int, Field(ge=0)]
+    session_id: str
+    revision: Annotated[int, Field(ge=0)]
+    state: str
+    """What the author's `export_state` answered, in base64."""
+    receipts: list[Receipt]
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One call that changes a session, before it is begun."""
+
+    identity: Identity
+    where: str
+    """`seed`, `tool` or `verify`."""
+    body_sha256: str
+    """Digest of route and body."""
+
+    @property
+    def request_id(self) -> str:
+        """The id that makes it happen once; there always is one (checked at the route)."""
+        assert self.identity.request_id is not None
+        return self.identity.request_id
+
+
+class Session(Generic[S]):
+    """State of one rollout's run on this server."""
+
+    def __init__(self, rollout_id: str, attempt: int, *, session_id: str | None = None) -> None:
+        """Start unseeded, at revision 0."""
+        self.rollout_id = rollout_id
+        self.attempt = attempt
+        self.id = session_id or uuid4().hex
+        self.state: S | None = None
+        self.seeded = False
+        self.revision = 0
+        self.uncertain = False
+        self.ended = False
+        """A newer run has taken over, or the rollout is forgotten."""
+        self.lock = asyncio.Lock()
+        """Held by the mutation that runs, and while the state is exported."""
+        self._receipts: dict[str, Receipt] = {}
+        self._running: dict[str, tuple[Mutation, asyncio.Task[Receipt]]] = {}
+
+    @property
+    def entry(self) -> SessionEntry:
+        """This session in an inventory."""
+        revision = UNCERTAIN_REVISION if self.uncertain else self.revision
+        return SessionEntry(
+            rollout_id=self.rollout_id, attempt_index=self.attempt, revision=revision
+        )
+
+    @property
+    def receipts(self) -> list[Receipt]:
+        """Receipts of all mutations that have ended, oldest first."""
+        return list(self._receipts.values())
+
+    def knows(self, mutation: Mutation) -> bool:
+        """Whether this request id has ended or runs."""
+        return mutation.request_id in self._receipts or mutation.request_id in self._running
+
+    def restore(self, saved: SavedSession, state: S) -> None:
+        """Take over a saved session's state, revision and receipts."""
+        self.state, self.seeded, self.revision = state, True, saved.revision
+        self._receipts = {receipt.request_id: receipt for receipt in saved.receipts}
+
+    async def apply(
+        self,
+        mutation: Mutation,
+        handler: Callable[[], Awaitable[Result]],
+        *,
+        in_flight: AbstractContextManager[None],
+        errors_free_of_effect: bool,
+    ) -> Receipt:
+        """Apply a mutation once, or answer what it was answered before.
+
+        Args:
+            mutation: Whose call it is, and the digest of what it asks.
+            handler: Does it; runs in a task of its own, alone on this session.
+            in_flight: Entered at once if the mutation is new, left when it has ended.
+            errors_free_of_effect: Whether an error of the handler leaves the session as it was.
+
+        Raises:
+            RequestConflict: The request id came with another body before.
+            SessionUncertain: An earlier mutation ended in an unknown state.
+        """
+        if (known := self._receipts.get(mutation.request_id)) is not None:
+            _refuse_other(known.body_sha256, mutation)
+            return known
+        if (running := self._running.get(mutation.request_id)) is not None:
+            _refuse_other(running[0].body_sha256, mutation)
+            return await asyncio.shield(running[1])
+        self._refuse_uncertain()
+        in_flight.__enter__()
+        task = asyncio.ensure_future(
+            self._run(mutation, handler, errors_free_of_effect=errors_free_of_effect)
+        )
+        task.add_done_callback(lambda _: in_flight.__exit__(None, None, None))
+        self._running[mutation.request_id] = (mutation, task)
+        return await asyncio.shield(task)
+
+    async def _run(
+        self,
+        mutation: Mutation,
+        handler: Callable[[], Awaitable[Result]],
+        *,
+        errors_free_of_effect: bool,
+    ) -> Receipt:
+        try:
+            async with self.lock:
+                status, answer = await self._answer(
+                    mutation, handler, errors_free_of_effect=errors_free_of_effect
+                )
+            receipt = Receipt(
+                request_id=mutation.request_id,
+                body_sha256=mutation.body_sha256,
+                status=status,
+                answer=answer,
+            )
+            self._receipts[mutation.request_id] = receipt
+            return receipt
+        finally:
+            del self._running[mutation.request_id]
+
+    async def _answer(
+        self,
+        mutation: Mutation,
+        handler: Callable[[], Awaitable[Result]],
+        *,
+        errors_free_of_effect: bool,
+    ) -> tuple[int, str]:
+        """Run the handler; status and JSON text of its answer."""
+        try:
+            if self.ended:
+                raise StaleAttempt("a newer run of this rollout exists")
+            self._refuse_uncertain()
+        except TurnpointError as error:
+            return error.status, _text(error.body())
+        try:
+            answer = _text(await handler())
+        except Refused as refusal:
+            return refusal.status, _text({"detail": refusal.detail})
+        except RefusedAs as refusal:
+            return refusal.error.status, _text(refusal.error.body())
+        except Exception as error:
+            log_fault(error, mutation.where)
+            if errors_free_of_effect:
+                return 500, _text(
+                    {"code": "handler_failed", "message": type(error).__name__, "details": {}}
+                )
+            self.uncertain = True
+            uncertain = _uncertain()
+            return uncertain.status, _text(uncertain.body())
+        self.revision += 1
+        log.info(
+            "mutation",
+            extra={
+                "event": "mutation",
+                "rollout_id": self.rollout_id,
+                "attempt": self.attempt,
+                "request_id": mutation.request_id,
+                "revision": self.revision,
+            },
+        )
+        return 200, answer
+
+    def _refuse_uncertain(self) -> None:
+        if self.uncertain:
+            raise _uncertain()
+
+
+def _uncertain() -> SessionUncertain:
+    return SessionUncertain("a mutation of this session ended in an unknown state")
+
+
+def _refuse_other(body_sha256: str, mutation: Mutation) -> None:
+    if body_sha256 != mutation.body_sha256:
+        raise RequestConflict("this request id came with another body")
+
+
+def _text(result: Result) -> str:
+    plain = result.model_dump(mode="json") if isinstance(result, BaseModel) else result
+    return json.dumps(plain, ensure_ascii=True, allow_nan=False)

@@ -1,0 +1,94 @@
+"""Configuration of a Gym server: flags, then environment `TURNPOINT_*`, then defaults.
+
+Guarantees: an error names the key and hides its value; a credential is never printed.
+"""
+
+from __future__ import annotations
+
+import stat
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from gym.protocol.records import ServerName
+
+
+class ServerSettings(BaseSettings):
+    """What every Gym server is told."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="TURNPOINT_",
+        frozen=True,
+        hide_input_in_errors=True,
+        cli_kebab_case=True,
+        cli_hide_none_type=True,
+    )
+
+    name: ServerName
+    """Name of the server in the job; its cookies and its folder are named after it."""
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = Field(ge=1, le=65_535)
+    """Port to listen on."""
+    snapshot_root: Path
+    """Checkpoint folders are accepted only below this one; absolute."""
+    control_token: SecretStr | None = None
+    """Bearer token of the control routes; better given as a file."""
+    control_token_file: Path | None = None
+    """File that holds the token; nobody but its owner may read it (mode 0600)."""
+    expect_restore: bool = False
+    """Start in phase `awaiting_restore` instead of `closed`."""
+    worker_processes: int = Field(default=1, ge=1, le=1)
+    """State lives in one process: more than one is refused."""
+
+    def token(self) -> SecretStr | None:
+        """The control token, or None if none is configured.
+
+        Raises:
+            ValueError: The file is empty, or others may read it.
+        """
+        if self.control_token is not None and self.control_token.get_secret_value():
+            return self.control_token
+        if self.control_token_file is None:
+            return None
+        return read_token_file(self.control_token_file)
+
+
+def read_token_file(path: Path) -> SecretStr:
+    """The token in a file that only its owner may read.
+
+    Raises:
+        ValueError: The file is empty, or its mode lets others read it.
+        OSError: It cannot be read.
+    """
+    if stat.S_IMODE(path.stat().st_mode) & 0o077:
+        raise ValueError(f"control_token_file {path.name} must have mode 0600")
+    text = path.read_text(encoding="utf-8").strip()
+    if not text:
+        raise ValueError(f"control_token_file {path.name} is empty")
+    return SecretStr(text)
+
+
+S = TypeVar("S", bound=ServerSettings)
+
+
+def settings_from_command_line(kind: type[S], arguments: Sequence[str] | None = None) -> S:
+    """Read settings of `kind` from flags and environment.
+
+    Args:
+        kind: `ServerSettings` or a subclass with a server's own keys.
+        arguments: Flags, `sys.argv[1:]` by default. Keys may be spelled with `-` or `_`.
+    """
+    given = sys.argv[1:] if arguments is None else arguments
+    return kind(_cli_parse_args=[_kebab(flag) for flag in given])
+
+
+def _kebab(argument: str) -> str:
+    if not argument.startswith("--"):
+        return argument
+    flag, equals, value = argument.partition("=")
+    return flag.replace("_", "-") + equals + value

@@ -1,0 +1,53 @@
+"""What a model may call, and with what: tool names and arguments as random weights write them.
+
+Guarantees: whatever the model wrote, the result is a JSON value that can be sent, or a refusal
+whose text is shown to the model as the tool's output (NeMo Gym's behaviour).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from gym.data_plane_body import refuse_constant
+
+_TOOL_NAME = re.compile(r"^[A-Za-z0-9_-]{1,128}$")
+_NOT_TOOLS = frozenset(
+    {"seed_session", "verify", "close_session", "reset", "step", "close", "aggregate_metrics"}
+)
+"""Routes of a resource server that are the agent's to call, never the model's."""
+
+
+class BadToolCall(Exception):
+    """A call that is not sent; `output` is what the model is told."""
+
+    def __init__(self, reason: str) -> None:
+        """Keep the reason as a tool output."""
+        super().__init__(reason)
+        self.output = json.dumps({"error": reason})
+
+
+def tool_name(name: Any) -> str:
+    """The route of a tool.
+
+    Raises:
+        BadToolCall: It could not be a tool's name, or is a route that is no tool.
+    """
+    if not isinstance(name, str) or not _TOOL_NAME.match(name) or name in _NOT_TOOLS:
+        raise BadToolCall("Unknown tool")
+    return name
+
+
+def tool_arguments(text: Any) -> Any:
+    """Decode a call's arguments.
+
+    Raises:
+        BadToolCall: They are not JSON, or hold what JSON cannot carry (NaN, lone surrogates).
+    """
+    try:
+        arguments = json.loads(text, parse_constant=refuse_constant)
+        json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, TypeError, RecursionError) as error:
+        raise BadToolCall(f"Invalid tool call arguments: {type(error).__name__}") from None
+    return arguments

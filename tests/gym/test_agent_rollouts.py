@@ -1,0 +1,335 @@
+"""Agent and model server together: undisturbed, saved and restored rollouts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gym.protocol import (
+    AcknowledgeRequest,
+    CheckpointParked,
+    CommitAnswer,
+    DiscardRequest,
+    ForgetRequest,
+    Phase,
+    RequestConflict,
+    ResultConflict,
+    StaleAttempt,
+    WrittenFile,
+    digest_of,
+)
+from tests.gym.fake_generation import FakeGeneration
+from tests.gym.fleet import AGENT, COUNTER, MODEL, NAMES, ROW, Fleet, fleet
+
+
+def files_of(answers: dict[str, CommitAnswer]) -> dict[str, list[WrittenFile]]:
+    return {name: answers[name].files for name in NAMES}
+
+
+def items_of(saved: Path) -> list[dict[str, Any]]:
+    lines = (saved / "gym" / AGENT / "agent_state.jsonl").read_bytes().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+async def parked_at(fleet_: Fleet, call: int, *rollouts: str) -> list[asyncio.Task[Any]]:
+    """Start rollouts and prepare while they wait for call `call`: they park before the next."""
+    generation = fleet_.generation
+    await generation.hold_from(call)
+    runs = [asyncio.create_task(fleet_.run(rollout)) for rollout in rollouts]
+    await generation.until_waiting(f"call-{call}", len(rollouts))
+    closing = asyncio.create_task(fleet_.prepare(MODEL))
+    await asyncio.sleep(0.05)
+    await generation.hold_from(None)
+    assert (await closing).ready
+    for name in (AGENT, COUNTER):
+        assert (await fleet_.prepare(name)).ready
+    return runs
+
+
+async def test_an_undisturbed_rollout_ends_with_its_result_and_its_chain(tmp_path: Path) -> None:
+    async with fleet(tmp_path, FakeGeneration()) as servers:
+        await servers.join()
+        result, headers = await servers.run("p0_g0")
+        assert (result["reward"], result["final_count"]) == (1.0, 18)
+        assert headers["x-turnpoint-result-digest"] == digest_of(result)
+        assert headers["x-turnpoint-last-model-call-id"] == "call-5"
+        assert json.loads(headers["x-turnpoint-resource-revisions"]) == {COUNTER: 7}
+        output = result["response"]["output"]
+        kinds = [item["type"] for item in output]
+        assert kinds == ["function_call", "function_call_output"] * 5 + ["message"]
+        assert output[1]["output"] == '{"success": true}'
+        assert result["response"]["usage"]["total_tokens"] == 6 * 8
+        manifest = await servers.client.manifest(servers.urls[MODEL], MODEL, "p0_g0")
+        assert [row.model_call_id for row in manifest.records] == [f"call-{k}" for k in range(6)]
+        keys = [row.coordinates.key for row in manifest.records]
+        assert [row.coordinates.parent_key for row in manifest.records] == [None, *keys[:-1]]
+
+
+async def test_a_save_in_the_middle_parks_and_resume_goes_on(tmp_path: Path) -> None:
+    generation = FakeGeneration()
+    async with fleet(tmp_path, generation) as servers:
+        await servers.join()
+        runs = await parked_at(servers, 2, "p0_g0", "p0_g1")
+        status = await servers.status(AGENT)
+        assert (status.phase, status.counts.parked, status.counts.running) == (
+            Phase.PREPARED,
+            2,
+            0,
+        )
+        answers = await servers.commit_all()
+        line = answers[AGENT].continuations[0].model_dump()
+        assert line == {
+            "schema_version": 1,
+            "rollout_id": "p0_g0",
+            "attempt_index": 0,
+            "capture_key": "p0_g0",
+            "last_committed_model_call_id": "call-2",
+            "resource_state_revisions": {COUNTER: 4},
+        }
+        written = (servers.folder("c1") / "gym" / AGENT / "continuations.jsonl").read_text()
+        assert json.loads(written.splitlines()[0]) == line
+        assert answers[MODEL].counts.ledger_rows == 6
+        assert [ref.model_call_id for ref in answers[MODEL].storage[:3]] == [
+            "call-0",
+            "call-1",
+            "call-2",
+        ]
+        sessions = {one.rollout_id: one.revision for one in answers[COUNTER].sessions}
+        assert sessions == {"p0_g0": 4, "p0_g1": 4}
+        await asyncio.sleep(0.1)
+        assert not any(run.done() for run in runs)
+        await servers.resume_all()
+        for result, _ in await asyncio.gather(*runs):
+            assert result["final_count"] == 18
+        assert len(generation.generated) == len(set(generation.generated)) == 12
+
+
+async def test_a_restored_rollout_goes_on_as_the_next_run(tmp_path: Path) -> None:
+    generation = FakeGeneration()
+    async with fleet(tmp_path, generation) as servers:
+        await servers.join()
+        undisturbed, _ = await servers.run("p9_g9")
+        # RL took it over; it is no part of the snapshot.
+        await servers.client.acknowledge(
+            servers.urls[AGENT],
+            AGENT,
+            AcknowledgeRequest(
+                **servers.who(AGENT),
+                rollout_id="p9_g9",
+                attempt_index=0,
+                result_digest=digest_of(undisturbed),
+            ),
+        )
+        for name in (MODEL, COUNTER):
+            forget = ForgetRequest(**servers.who(name), rollout_ids=["p9_g9"])
+            await servers.client.forget(servers.urls[name], name, forget)
+        runs = await parked_at(servers, 2, "p0_g0", "p0_g1")
+        answers = await servers.commit_all()
+        for run in runs:
+            run.cancel()  # the job dies
+    saved = items_of(servers.folder("c1"))
+    before = list(generation.generated)
+
+    async with fleet(tmp_path, generation, expect_restore=True) as restored:
+        await restored.join(2)
+        inventories = await restored.restore_all(files_of(answers))
+        assert [c.attempt_index for c in inventories[AGENT].continuations] == [1, 1]
+        assert {c.capture_key for c in inventories[AGENT].continuations} == {"p0_g0", "p0_g1"}
+        assert inventories[MODEL].storage == answers[MODEL].storage
+        assert (await restored.status(AGENT)).counts.parked == 2
+        with pytest.raises(StaleAttempt):
+            await restored.run("p0_g0", 0)
+        sent = asyncio.create_task(restored.run("p0_g0", 1))  # held in every phase
+        await asyncio.sleep(0.05)
+        assert not sent.done()
+        await restored.resume_all("r1")
+        results = [await sent, await restored.run("p0_g1", 1)]
+        for result, headers in results:
+            assert result["final_count"] == 18
+            assert headers["x-turnpoint-last-model-call-id"] == "call-5"
+            assert json.loads(headers["x-turnpoint-resource-revisions"]) == {COUNTER: 7}
+        new = generation.generated[len(before) :]
+        assert sorted(key for key in new if "p0_g0" in key) == [
+            f"2/p0_g0-a1/call-{k}" for k in (3, 4, 5)
+        ]
+        manifest = await restored.client.manifest(restored.urls[MODEL], MODEL, "p0_g0-a1")
+        keys = [row.coordinates.key for row in manifest.records]
+        assert keys[2:4] == ["1/p0_g0/call-2", "2/p0_g0-a1/call-3"]
+        assert manifest.records[3].coordinates.parent_key == "1/p0_g0/call-2"
+        # The turns before the crash are there byte for byte, as what was sent shows too.
+        kept = next(item for item in saved if item["rollout_id"] == "p0_g0")["conversation"]
+        whole = ROW["responses_create_params"]["input"] + results[0][0]["response"]["output"]
+        assert json.dumps(whole[: len(kept)]) == json.dumps(kept)
+        assert strip(results[0][0]["response"], "p0_g0") == strip(undisturbed["response"], "p9_g9")
+        with pytest.raises(StaleAttempt):
+            await restored.run("p0_g0", 0)
+
+
+def strip(value: Any, rollout_id: str) -> str:
+    return json.dumps(value).replace(rollout_id, "ROLLOUT")
+
+
+async def test_a_restored_record_not_sent_again_is_saved_again(tmp_path: Path) -> None:
+    generation = FakeGeneration()
+    async with fleet(tmp_path, generation) as servers:
+        await servers.join()
+        runs = await parked_at(servers, 2, "p0_g0", "p0_g1")
+        first = await servers.commit_all()
+        for run in runs:
+            run.cancel()
+    async with fleet(tmp_path, generation, expect_restore=True) as second:
+        await second.join(2)
+        await second.restore_all(files_of(first))
+        await second.resume_all("r1")
+        await generation.hold_from(4)
+        sent = asyncio.create_task(second.run("p0_g0", 1))
+        await generation.until_waiting("call-4")
+        closing = asyncio.create_task(second.prepare(MODEL, "c2"))
+        await asyncio.sleep(0.05)
+        await generation.hold_from(None)
+        assert (await closing).ready
+        assert (await second.prepare(AGENT, "c2")).ready
+        assert (await second.prepare(COUNTER, "c2")).ready
+        again = await second.commit_all("c2")
+        sent.cancel()
+        lines = {c.rollout_id: c for c in again[AGENT].continuations}
+        assert lines["p0_g0"].capture_key == "p0_g0-a1"
+        assert lines["p0_g0"].last_committed_model_call_id == "call-4"
+        assert lines["p0_g1"].capture_key == "p0_g1"
+        assert lines["p0_g1"].last_committed_model_call_id == "call-2"
+        assert lines["p0_g1"].attempt_index == 1
+        owned = {ref.key for ref in again[MODEL].storage if ref.rollout_id == "p0_g0"}
+        assert owned == {
+            *(f"1/p0_g0/call-{k}" for k in range(3)),
+            *(f"2/p0_g0-a1/call-{k}" for k in (3, 4)),
+        }
+    async with fleet(tmp_path, generation, expect_restore=True) as third:
+        await third.join(3)
+        await third.restore_all(files_of(again), "r2", "c2")
+        await third.resume_all("r2")
+        for rollout in ("p0_g0", "p0_g1"):
+            result, _ = await third.run(rollout, 2)
+            assert result["final_count"] == 18
+
+
+async def test_results_are_kept_until_they_are_acknowledged(tmp_path: Path) -> None:
+    async with fleet(tmp_path, FakeGeneration(turns=2)) as servers:
+        await servers.join()
+        first, headers = await servers.run("p0_g0")
+        assert await servers.prepare(MODEL)
+        closed = await servers.prepare(AGENT, budget_s=0.1)
+        assert not closed.ready
+        assert [b.where for b in closed.blockers] == ["result"]
+        assert closed.counts.unacknowledged == 1
+        # In every phase, and the same again.
+        again, _ = await servers.run("p0_g0")
+        assert again == first
+        ack = AcknowledgeRequest(
+            **servers.who(AGENT),
+            rollout_id="p0_g0",
+            attempt_index=0,
+            result_digest=headers["x-turnpoint-result-digest"],
+        )
+        other = ack.model_copy(update={"result_digest": "0" * 64})
+        client, url = servers.client, servers.urls[AGENT]
+        with pytest.raises(ResultConflict):
+            await client.acknowledge(url, AGENT, other)
+        await client.acknowledge(url, AGENT, ack)
+        await client.acknowledge(url, AGENT, ack)
+        with pytest.raises(ResultConflict):
+            await client.acknowledge(url, AGENT, other)
+        assert (await servers.prepare(AGENT)).ready
+        with pytest.raises(StaleAttempt):
+            await servers.run("p0_g0")
+        assert (await servers.prepare(COUNTER)).ready
+        answers = await servers.commit_all()
+        assert answers[AGENT].continuations == []
+        forget = ForgetRequest(**servers.who(AGENT), rollout_ids=["p0_g0"])
+        await client.forget(url, AGENT, forget)
+        await client.acknowledge(url, AGENT, other)
+
+
+async def test_an_unknown_run_is_refused_while_closed_and_a_held_one_joins(tmp_path: Path) -> None:
+    generation = FakeGeneration()
+    async with fleet(tmp_path, generation) as servers:
+        await servers.join()
+        (run,) = await parked_at(servers, 1, "p0_g0")
+        with pytest.raises(CheckpointParked):
+            await servers.run("p0_g1")
+        with pytest.raises(RequestConflict):
+            await servers.run("p0_g0", row=ROW | {"expected_count": 1})
+        joined = asyncio.create_task(servers.run("p0_g0"))
+        await asyncio.sleep(0.05)
+        await servers.resume_all()
+        assert (await joined)[0] == (await run)[0]
+        assert len(generation.calls_of("p0_g0")) == 6
+
+
+async def test_a_caller_that_hangs_up_ends_nothing(tmp_path: Path) -> None:
+    generation = FakeGeneration()
+    async with fleet(tmp_path, generation) as servers:
+        await servers.join()
+        await generation.hold_from(3)
+        call = asyncio.create_task(servers.run("p0_g0"))
+        await generation.until_waiting("call-3")
+        call.cancel()
+        await asyncio.sleep(0.05)
+        await generation.hold_from(None)
+        await generation.until_waiting("call-5")  # nobody asks for it
+        result, _ = await servers.run("p0_g0")
+        assert result["final_count"] == 18
+        assert len(generation.asked) == 6
+
+
+async def test_discarded_records_start_over_as_the_same_next_run(tmp_path: Path) -> None:
+    generation = FakeGeneration()
+    async with fleet(tmp_path, generation) as servers:
+        await servers.join()
+        runs = await parked_at(servers, 2, "p0_g0")
+        answers = await servers.commit_all()
+        runs[0].cancel()
+    async with fleet(tmp_path, generation, expect_restore=True) as restored:
+        await restored.join(2)
+        await restored.restore_all(files_of(answers))
+        for name in (AGENT, MODEL, COUNTER):
+            request = DiscardRequest(**restored.who(name), restore_id="r1", rollout_ids=["p0_g0"])
+            await restored.client.discard(restored.urls[name], name, request)
+        assert (await restored.status(AGENT)).counts.parked == 0
+        assert (await restored.status(MODEL)).counts.ledger_rows == 0
+        await restored.resume_all("r1")
+        with pytest.raises(StaleAttempt):
+            await restored.run("p0_g0", 0)
+        result, _ = await restored.run("p0_g0", 1)
+        assert result["final_count"] == 18
+        assert generation.generated[-6:] == [f"2/p0_g0-a1/call-{k}" for k in range(6)]
+
+
+async def test_the_next_run_ends_the_one_before(tmp_path: Path) -> None:
+    generation = FakeGeneration()
+    async with fleet(tmp_path, generation) as servers:
+        await servers.join()
+        await generation.hold_from(2)
+        old = asyncio.create_task(servers.run("p0_g0"))
+        await generation.until_waiting("call-2")
+        new = asyncio.create_task(servers.run("p0_g0", 1))
+        with pytest.raises(StaleAttempt):
+            await old
+        await generation.hold_from(None)
+        result, _ = await new
+        assert result["final_count"] == 18
+        manifest = await servers.client.manifest(servers.urls[MODEL], MODEL, "p0_g0-a1")
+        assert [row.capture_key for row in manifest.records] == ["p0_g0-a1"] * 6
+        with pytest.raises(StaleAttempt):
+            await servers.run("p0_g0", 0)
+
+
+async def test_max_steps_ends_the_loop_after_its_tools(tmp_path: Path) -> None:
+    async with fleet(tmp_path, FakeGeneration(), agent={"max_steps": 2}) as servers:
+        await servers.join()
+        result, headers = await servers.run("p0_g0")
+        assert result["final_count"] == 3 + 1 + 2
+        assert headers["x-turnpoint-last-model-call-id"] == "call-1"

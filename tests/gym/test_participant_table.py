@@ -1,0 +1,149 @@
+"""The route table of the design's section 6, row by row and phase by phase."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+from gym.participant import Participant
+from gym.protocol import Phase, TurnpointError
+from tests.gym.parts import Caller, checkpoint_folder, participant_in
+
+P = Phase
+OPEN, PREPARING, PREPARED, COMMITTED = P.OPEN, P.PREPARING, P.PREPARED, P.COMMITTED
+AWAITING, RESTORING, RESTORED = P.AWAITING_RESTORE, P.RESTORING, P.RESTORED
+
+# (operation, id) -> for each phase: the phase afterwards, or the code of the refusal.
+# `own` is the id that holds the server in that phase, `other` one that it has never seen.
+PHASES = (P.CLOSED, OPEN, PREPARING, PREPARED, COMMITTED, AWAITING, RESTORING, RESTORED)
+CONFLICT, INVALID, NOT_JOINED = "checkpoint_conflict", "invalid_phase", "not_joined"
+STALE = "stale_incarnation"
+TABLE: dict[tuple[str, str], tuple[Phase | str, ...]] = {
+    ("join", "same"): (OPEN, OPEN, PREPARING, PREPARED, COMMITTED, AWAITING, RESTORING, RESTORED),
+    ("join", "higher"): (OPEN, STALE, STALE, STALE, STALE, AWAITING, AWAITING, AWAITING),
+    ("prepare", "own"): (
+        NOT_JOINED, PREPARED, PREPARING, PREPARED, COMMITTED, INVALID, INVALID, INVALID,
+    ),
+    ("prepare", "other"): (
+        NOT_JOINED, PREPARED, CONFLICT, CONFLICT, CONFLICT, INVALID, CONFLICT, CONFLICT,
+    ),
+    ("renew", "own"): (
+        NOT_JOINED, OPEN, PREPARING, PREPARED, COMMITTED, AWAITING, RESTORING, RESTORED,
+    ),
+    ("renew", "other"): (
+        NOT_JOINED, OPEN, PREPARING, PREPARED, COMMITTED, AWAITING, RESTORING, RESTORED,
+    ),
+    ("commit", "own"): (
+        NOT_JOINED, INVALID, INVALID, COMMITTED, COMMITTED, INVALID, INVALID, INVALID,
+    ),
+    ("commit", "other"): (
+        NOT_JOINED, INVALID, CONFLICT, CONFLICT, CONFLICT, INVALID, CONFLICT, CONFLICT,
+    ),
+    ("resume", "own"): (P.CLOSED, OPEN, OPEN, OPEN, OPEN, AWAITING, INVALID, OPEN),
+    ("resume", "other"): (
+        P.CLOSED, OPEN, PREPARING, PREPARED, COMMITTED, AWAITING, RESTORING, RESTORED,
+    ),
+    ("restore", "own"): (
+        NOT_JOINED, INVALID, INVALID, INVALID, INVALID, RESTORED, RESTORED, RESTORED,
+    ),
+    ("restore", "other"): (
+        NOT_JOINED, INVALID, CONFLICT, CONFLICT, CONFLICT, RESTORED, CONFLICT, CONFLICT,
+    ),
+    ("reset", "own"): (
+        NOT_JOINED, INVALID, INVALID, INVALID, INVALID, AWAITING, AWAITING, AWAITING,
+    ),
+    ("reset", "other"): (
+        NOT_JOINED, INVALID, INVALID, INVALID, INVALID, AWAITING, CONFLICT, CONFLICT,
+    ),
+    ("discard", "own"): (
+        NOT_JOINED, INVALID, INVALID, INVALID, INVALID, INVALID, INVALID, RESTORED,
+    ),
+    ("discard", "other"): (
+        NOT_JOINED, INVALID, CONFLICT, CONFLICT, CONFLICT, INVALID, CONFLICT, CONFLICT,
+    ),
+    ("forget", "-"): (
+        NOT_JOINED, OPEN, PREPARING, PREPARED, COMMITTED, AWAITING, RESTORING, RESTORED,
+    ),
+    ("status", "-"): (
+        P.CLOSED, OPEN, PREPARING, PREPARED, COMMITTED, AWAITING, RESTORING, RESTORED,
+    ),
+}  # fmt: skip
+CASES = [
+    (operation, which, phase, expected)
+    for (operation, which), row in TABLE.items()
+    for phase, expected in zip(PHASES, row, strict=True)
+]
+
+
+async def call(
+    participant: Participant, caller: Caller, operation: str, which: str, phase: Phase, root: Path
+) -> object:
+    folder = checkpoint_folder(root)
+    saving = phase in (PREPARING, PREPARED, COMMITTED)
+    own = "ck" if saving else "rs" if phase in (RESTORING, RESTORED) else "mine"
+    name = own if which == "own" else "unheard-of"
+    request = {
+        "join": lambda: caller.join(2 if which == "higher" else 1),
+        "prepare": lambda: caller.prepare(name, budget_s=0.01),
+        "renew": lambda: caller.renew(name),
+        "commit": lambda: caller.commit(folder, name),
+        "resume": lambda: caller.resume(name),
+        "restore": lambda: caller.restore(folder, name),
+        "reset": lambda: caller.reset(name),
+        "discard": lambda: caller.discard(name),
+        "forget": lambda: caller.forget("p0_g0"),
+        "status": caller.status,
+    }[operation]()
+    answer = getattr(participant, operation)(request)
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+@pytest.mark.parametrize(("operation", "which", "phase", "expected"), CASES)
+async def test_every_row_in_every_phase(
+    operation: str, which: str, phase: Phase, expected: Phase | str, tmp_path: Path
+) -> None:
+    participant, part, caller = await participant_in(phase, tmp_path)
+    if phase is RESTORING and (operation, which) in {
+        ("restore", "own"), ("reset", "own"), ("join", "higher"),
+    }:  # fmt: skip
+        part.read_gate.set()  # these wait for the running restore
+    try:
+        if isinstance(expected, Phase):
+            answer = await call(participant, caller, operation, which, phase, tmp_path)
+            assert participant.phase is expected
+            recorded = operation in ("prepare", "restore") and phase in (COMMITTED, RESTORED)
+            assert recorded or answer.phase is expected  # type: ignore[attr-defined]
+        else:
+            with pytest.raises(TurnpointError) as refusal:
+                await call(participant, caller, operation, which, phase, tmp_path)
+            assert refusal.value.code == expected
+            assert participant.phase is phase
+    finally:
+        part.read_gate.set()
+        participant.shut_down()
+
+
+@pytest.mark.parametrize("phase", PHASES[1:])
+@pytest.mark.parametrize(
+    "operation",
+    ["status", "prepare", "renew", "commit", "resume", "restore", "reset", "discard", "forget"],
+)
+async def test_another_incarnation_or_instance_is_refused_everywhere(
+    operation: str, phase: Phase, tmp_path: Path
+) -> None:
+    participant, part, _ = await participant_in(phase, tmp_path)
+    try:
+        with pytest.raises(TurnpointError) as refusal:
+            await call(participant, Caller(participant, 2), operation, "own", phase, tmp_path)
+        assert refusal.value.code == "stale_incarnation"
+        other = Caller(participant)
+        other.participant = Participant("fake", part, participant.settings)
+        with pytest.raises(TurnpointError) as refusal:
+            await call(participant, other, operation, "own", phase, tmp_path)
+        assert refusal.value.code == "stale_instance"
+        assert participant.phase is phase
+    finally:
+        part.read_gate.set()
+        participant.shut_down()

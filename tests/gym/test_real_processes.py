@@ -1,0 +1,127 @@
+"""The same with real processes: SIGKILL of all servers, a restore, and the next run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from gym.client import GymClient
+from gym.protocol import ServerUnreachable
+from tests.gym.fake_generation import FakeGeneration
+from tests.gym.fleet import AGENT, COUNTER, MODEL, NAMES, ROW, TOKEN, Fleet, free_port, serving
+from tests.gym.test_agent_rollouts import files_of, parked_at
+
+pytestmark = pytest.mark.real
+
+
+class Processes:
+    """The three servers, each a process of its own, on the same ports every time."""
+
+    def __init__(self, root: Path, generation_port: int) -> None:
+        self.root = root
+        self.ports = {name: free_port() for name in NAMES}
+        self.urls = {name: f"http://127.0.0.1:{port}" for name, port in self.ports.items()}
+        self.running: list[asyncio.subprocess.Process] = []
+        self._token = root / "token"
+        self._token.write_text(TOKEN)
+        self._token.chmod(0o600)
+        self._own = {
+            MODEL: ["--generation-url", f"http://127.0.0.1:{generation_port}/v1"],
+            AGENT: [
+                *("--model-url", self.urls[MODEL], "--max-steps", "10"),
+                *("--resource", f"{COUNTER}={self.urls[COUNTER]}"),
+            ],
+            COUNTER: [],
+        }
+
+    async def start(self, *, expect_restore: bool) -> None:
+        modules = {MODEL: "gym.model_server", AGENT: "gym.agent_server", COUNTER: "gym.counter"}
+        for name in NAMES:
+            flags = [*("--name", name), *("--port", str(self.ports[name]))]
+            flags += ["--snapshot_root", str(self.root), "--control_token_file", str(self._token)]
+            flags += ["--expect_restore", str(expect_restore).lower(), *self._own[name]]
+            log = (self.root / f"{name}.log").open("ab")
+            with log:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable, "-m", modules[name], *flags, stderr=log
+                )
+            self.running.append(process)
+
+    async def answering(self, client: GymClient) -> None:
+        async with asyncio.timeout(60):
+            for name in NAMES:
+                while True:
+                    try:
+                        await client.capabilities(self.urls[name], name)
+                        break
+                    except ServerUnreachable:
+                        await asyncio.sleep(0.05)
+
+    async def kill(self) -> None:
+        for process in self.running:
+            if process.returncode is None:
+                os.kill(process.pid, signal.SIGKILL)
+            await process.wait()
+        self.running = []
+
+
+@asynccontextmanager
+async def processes(root: Path, generation: FakeGeneration) -> AsyncIterator[Processes]:
+    port = free_port()
+    async with serving({port: generation.app()}):
+        made = Processes(root, port)
+        try:
+            yield made
+        finally:
+            await made.kill()
+
+
+@pytest.mark.timeout(180)
+async def test_killed_servers_go_on_from_the_snapshot(tmp_path: Path) -> None:
+    generation = FakeGeneration()
+    async with (
+        processes(tmp_path, generation) as running,
+        GymClient(SecretStr(TOKEN), connect_s=2) as client,
+    ):
+        await running.start(expect_restore=False)
+        await running.answering(client)
+        servers = Fleet(tmp_path, client, generation, running.urls)
+        await servers.join()
+        rollouts = [f"p{prompt}_g{generation_}" for prompt in range(2) for generation_ in range(2)]
+        runs = await parked_at(servers, 2, *rollouts)
+        answers = await servers.commit_all()
+        await servers.resume_all()
+        await generation.hold_from(4)  # some turns more, which the crash costs
+        await generation.until_waiting("call-4", len(rollouts))
+        await running.kill()
+        lost = await asyncio.gather(*runs, return_exceptions=True)
+        assert all(isinstance(error, ServerUnreachable) for error in lost)
+        await generation.hold_from(None)
+
+        await running.start(expect_restore=True)
+        await running.answering(client)
+        await servers.join(2)
+        await servers.restore_all(files_of(answers))
+        await servers.resume_all("r1")
+        results = await asyncio.gather(*(servers.run(rollout, 1) for rollout in rollouts))
+        for rollout, (result, headers) in zip(rollouts, results, strict=True):
+            assert (result["reward"], result["final_count"]) == (1.0, ROW["expected_count"])
+            assert json.loads(headers["x-turnpoint-resource-revisions"]) == {COUNTER: 7}
+            again = [call for call in generation.calls_of(rollout) if "-a1/" in call]
+            assert again == [f"{rollout}-a1/call-{k}" for k in (3, 4, 5)]
+            manifest = await client.manifest(running.urls[MODEL], MODEL, f"{rollout}-a1")
+            assert len(manifest.records) == 6
+    agent_log = (tmp_path / f"{AGENT}.log").read_text().splitlines()
+    events = [json.loads(line) for line in agent_log]
+    continued = [event for event in events if event.get("event") == "run_continued"]
+    assert sorted(event["after"] for event in continued) == ["call-2"] * 4
+    assert "z\\u00e4hle" not in "".join(agent_log)
