@@ -1,0 +1,179 @@
+"""What the NemoGym actor does, as a plain class on one event loop.
+
+Guarantees: the inventory of a commit or restore is the one that its servers answered for exactly
+that id; another id's is refused. A repeat of a phase asks the servers again, which answer the
+same. Runs go on while control calls are made, and the other way round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from gym.protocol import (
+    CommitAnswer,
+    Kind,
+    RestoreAnswer,
+    StaleCheckpoint,
+    Status,
+    WrittenFile,
+)
+from rl import fan_out
+from rl.errors import InventoryMismatch
+from rl.fleet import Answered, Fleet, report
+from rl.gym_runs import Runs
+from rl.messages import (
+    CommitAnswers,
+    Inventory,
+    PrepareAnswers,
+    ServerReport,
+)
+
+
+class GymDesk:
+    """Runs and phases of one incarnation.
+
+    Args:
+        fleet: The servers that joined.
+    """
+
+    def __init__(self, fleet: Fleet) -> None:
+        """Nothing is under way."""
+        self._fleet = fleet
+        self.runs = Runs(fleet)
+        self._prepared: str | None = None
+        self._committed: tuple[str, Inventory] | None = None
+        self._restored: tuple[str, Inventory] | None = None
+
+    async def prepare(self, checkpoint_id: str, budget_s: float, lease_s: float) -> PrepareAnswers:
+        """See `fan_out.prepare`."""
+        answers = await fan_out.prepare(self._fleet, checkpoint_id, budget_s, lease_s)
+        self._prepared = checkpoint_id
+        return answers
+
+    async def commit(self, checkpoint_id: str, budget_s: float, folder: Path) -> CommitAnswers:
+        """See `fan_out.commit`; keeps what the servers said they hold, for `inventory`."""
+        answered = await fan_out.commit(self._fleet, checkpoint_id, budget_s, folder)
+        inventory = await self._inventory(answered)
+        self._committed = (checkpoint_id, inventory)
+        return CommitAnswers(
+            servers=[
+                report(item, counts=item.answer.counts, files=item.answer.files)
+                for item in answered
+            ],
+            files=[file for item in answered for file in item.answer.files],
+            continuations=sum(len(lines) for lines in inventory.continuations.values()),
+        )
+
+    def inventory(self, checkpoint_id: str) -> Inventory:
+        """What the servers answered when they committed this checkpoint.
+
+        Raises:
+            StaleCheckpoint: This actor has not committed it (or has come back since).
+        """
+        if self._committed is None or self._committed[0] != checkpoint_id:
+            raise StaleCheckpoint("this checkpoint was not committed here")
+        return self._committed[1]
+
+    async def confirm_held(self, checkpoint_id: str) -> list[ServerReport]:
+        """See `fan_out.confirm_held`."""
+        return await fan_out.confirm_held(self._fleet, checkpoint_id)
+
+    async def renew(self, checkpoint_id: str, lease_s: float) -> bool:
+        """Extend every server's lease, one try.
+
+        Returns:
+            Whether all of them hold this checkpoint; before its prepare has ended, when later
+            kinds do not have it yet, whether any does.
+        """
+        held = await fan_out.renew(self._fleet, checkpoint_id, lease_s)
+        if self._prepared != checkpoint_id:
+            return bool(held)
+        return held == {server.name for server in self._fleet.controlled}
+
+    async def resume(self, checkpoint_id: str, unreachable_s: float) -> list[ServerReport]:
+        """See `fan_out.resume_servers`."""
+        return await fan_out.resume_servers(
+            self._fleet.client,
+            self._fleet.servers,
+            self._fleet.incarnation,
+            checkpoint_id,
+            unreachable_s,
+        )
+
+    async def restore(
+        self,
+        restore_id: str,
+        source_checkpoint_id: str,
+        folder: Path,
+        files: Sequence[WrittenFile],
+    ) -> list[ServerReport]:
+        """See `fan_out.restore`; keeps what the servers said they hold."""
+        answered = await fan_out.restore(
+            self._fleet, restore_id, source_checkpoint_id, folder, files
+        )
+        self._restored = (restore_id, await self._inventory(answered))
+        return [report(item, counts=item.answer.counts) for item in answered]
+
+    def restored_inventory(self, restore_id: str) -> Inventory:
+        """What the servers answered when they restored under this id.
+
+        Raises:
+            StaleCheckpoint: Nothing was restored under it here (or the actor has come back).
+        """
+        if self._restored is None or self._restored[0] != restore_id:
+            raise StaleCheckpoint("nothing was restored here under this id")
+        return self._restored[1]
+
+    async def reset(self, restore_id: str) -> list[ServerReport]:
+        """See `fan_out.reset_servers`."""
+        self._restored = None
+        return await fan_out.reset_servers(
+            self._fleet.client, self._fleet.servers, self._fleet.incarnation, restore_id
+        )
+
+    async def discard(self, restore_id: str, rollout_ids: Sequence[str]) -> None:
+        """See `fan_out.discard`."""
+        await fan_out.discard(self._fleet, restore_id, rollout_ids)
+
+    async def resume_restored(self, restore_id: str) -> list[ServerReport]:
+        """See `fan_out.resume_restored`."""
+        return await fan_out.resume_restored(self._fleet, restore_id)
+
+    async def status(self) -> list[Status]:
+        """See `fan_out.statuses`."""
+        return await fan_out.statuses(self._fleet)
+
+    async def _inventory(
+        self, answered: Sequence[Answered[CommitAnswer]] | Sequence[Answered[RestoreAnswer]]
+    ) -> Inventory:
+        agents = self._fleet.of(Kind.AGENT)
+        counted = {
+            status.server: status.counts.running + status.counts.parked
+            for status in await fan_out.statuses(self._fleet, agents)
+        }
+        silent = [agent.name for agent in agents if agent.name not in counted]
+        if silent:
+            raise InventoryMismatch(
+                "an agent does not say how many runs it holds",
+                participant=silent[0],
+                details={"servers": silent},
+            )
+        return Inventory(
+            continuations={
+                item.server.name: item.answer.continuations
+                for item in answered
+                if item.server.kind is Kind.AGENT
+            },
+            sessions={
+                item.server.name: item.answer.sessions
+                for item in answered
+                if item.server.kind is Kind.RESOURCE
+            },
+            storage={
+                item.server.name: item.answer.storage
+                for item in answered
+                if item.server.kind is Kind.MODEL
+            },
+            line_counts=counted,
+        )

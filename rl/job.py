@@ -1,0 +1,199 @@
+"""Starting and ending the job's Ray actors, from a driver: the CLI and the restore's activities.
+
+Guarantees: every step can be repeated; an actor of another incarnation is never taken for this
+one's. `kill_actors` returns only when the names are free again, so the next start does not meet
+an actor that is going away. One job per Ray cluster: TransferQueue's actor names are fixed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import ray
+
+from gym.client import GymClient
+from gym.protocol import DeadlineExceeded
+from rl import incarnations
+from rl.actors import attached, call
+from rl.data_plane_host import data_plane_host
+from rl.errors import ActorLost, JobAlive
+from rl.fan_out import discover_and_join
+from rl.generation import generation_actor
+from rl.loader import Loader
+from rl.messages import (
+    DATA_PLANE_HOST,
+    GENERATION,
+    NEMO_GYM,
+    RAY_NAMESPACE,
+    SINGLE_CONTROLLER,
+    ControllerStatus,
+    JobConfig,
+    JoinedServer,
+    Workload,
+)
+from rl.nemo_gym import nemo_gym
+from rl.single_controller import single_controller
+from rl.transfer_queue import CONTROLLER_NAMESPACE
+
+_OVER = ("finished", "failed")
+_START_LIMIT_S = 120.0
+"""TransferQueue's actors import torch: 6 to 15 s on two cores (reference/runtime.md)."""
+_STATUS_LIMIT_S = 10.0
+_GONE_LIMIT_S = 30.0
+_POLL_S = 0.05
+_OWN = (SINGLE_CONTROLLER, NEMO_GYM, GENERATION, DATA_PLANE_HOST)
+"""In the order they are killed: whoever sends work goes first."""
+_TRANSFER_QUEUE = "TransferQueue"
+
+
+async def alive(config: JobConfig) -> ControllerStatus | None:
+    """Status of the controller that lives in this cluster, of whatever job; None: there is none.
+
+    Raises:
+        RayUnreachable: There is no cluster.
+        DeadlineExceeded: A controller is there and does not answer: who replaces it kills it.
+    """
+    try:
+        status: ControllerStatus = await call(SINGLE_CONTROLLER, "status", limit_s=_STATUS_LIMIT_S)
+    except ActorLost:
+        return None
+    return status
+
+
+async def start_data_plane(
+    config: JobConfig, incarnation: int, servers: list[JoinedServer]
+) -> None:
+    """Start TransferQueue's host, the generation endpoint and NemoGym, each checked for ready.
+
+    A restore loads TransferQueue right after this, before anything is put in it.
+
+    Raises:
+        StaleIncarnation: An actor of another incarnation is there: `kill_actors` comes first.
+        DataPlaneLost: TransferQueue cannot run here.
+        DeadlineExceeded: An actor was not ready in time.
+    """
+    await attached()
+    # Each imports torch or Ray for seconds: they start together, and wait for TransferQueue.
+    await _ensure(DATA_PLANE_HOST, lambda: data_plane_host(config, incarnation))
+    await _ensure(GENERATION, lambda: generation_actor(config, incarnation))
+    await _ensure(NEMO_GYM, lambda: nemo_gym(config, incarnation, servers))
+    await asyncio.gather(
+        call(DATA_PLANE_HOST, "ping", incarnation, limit_s=_START_LIMIT_S),
+        call(GENERATION, "ready", incarnation, limit_s=_START_LIMIT_S),
+        call(NEMO_GYM, "status", incarnation, limit_s=_START_LIMIT_S),
+    )
+
+
+async def start_single_controller(
+    config: JobConfig, incarnation: int, servers: list[JoinedServer]
+) -> None:
+    """Start the controller; it refuses everything until it is started, fresh or restored.
+
+    Raises:
+        StaleIncarnation: The controller of another incarnation is there.
+        DeadlineExceeded: It was not ready in time.
+    """
+    await attached()
+    await _ensure(SINGLE_CONTROLLER, lambda: single_controller(config, incarnation, servers))
+    await call(SINGLE_CONTROLLER, "servers", incarnation, limit_s=_START_LIMIT_S)
+
+
+async def kill_actors() -> list[str]:
+    """Kill every actor of a job, TransferQueue's included, and wait until their names are free.
+
+    Returns:
+        The names of those that were there.
+
+    Raises:
+        DeadlineExceeded: A name was still taken after 30 s.
+        RayUnreachable: There is no cluster.
+    """
+    await attached()
+    found = await asyncio.to_thread(_named)
+    for name, namespace in found:
+        await asyncio.to_thread(_kill, name, namespace)
+    left = found
+    try:
+        async with asyncio.timeout(_GONE_LIMIT_S):
+            while left := await asyncio.to_thread(_named):  # noqa: ASYNC110  # Ray has no event
+                await asyncio.sleep(_POLL_S)
+    except TimeoutError:
+        raise DeadlineExceeded(
+            "killed actors still have their names", details={"actors": [name for name, _ in left]}
+        ) from None
+    return [name for name, _ in found]
+
+
+async def start_fresh(
+    config: JobConfig, workload: Workload, owner: dict[str, Any], client: GymClient
+) -> int:
+    """Start the job at its first prompt, as a line without a parent.
+
+    Args:
+        config: The job's configuration.
+        workload: What it rolls out; the dataset is validated before anything is touched.
+        owner: Ids of the caller, `run_id` among them; a repeat is recognised by it.
+        client: HTTP client with the control token.
+
+    Returns:
+        The new incarnation.
+
+    Raises:
+        JobAlive: A job lives in this cluster.
+        DatasetInvalid: `file:line` of the row that does not parse.
+        Superseded: Somebody else has started or restored the job meanwhile.
+        ServersMissing, ServerUnfit: The fleet is not what the job needs.
+    """
+    await asyncio.to_thread(Loader.open, workload)
+    found = await alive(config)
+    mine = await asyncio.to_thread(incarnations.owned_by, config.job_folder, str(owner["run_id"]))
+    if found is not None and (found.job_id, found.incarnation) == (config.job_id, mine):
+        if found.state != "starting":
+            return found.incarnation
+    elif found is not None and found.state not in _OVER:
+        raise JobAlive(
+            f"job {found.job_id} (incarnation {found.incarnation}) is {found.state} here",
+            participant=SINGLE_CONTROLLER,
+            details={"job_id": found.job_id, "incarnation": found.incarnation},
+        )
+    incarnation = await asyncio.to_thread(incarnations.claim, config.job_folder, owner)
+    await kill_actors()
+    servers = await discover_and_join(client, config, incarnation, config.restore_wait_s)
+    await asyncio.gather(
+        start_data_plane(config, incarnation, servers),
+        start_single_controller(config, incarnation, servers),
+    )
+    await call(SINGLE_CONTROLLER, "start_fresh", incarnation, workload)
+    await asyncio.to_thread(incarnations.record_origin, config.job_folder, incarnation, None)
+    await call(SINGLE_CONTROLLER, "start_pumps", incarnation)
+    return incarnation
+
+
+async def _ensure(name: str, create: Callable[[], Any]) -> None:
+    """Create a named actor unless it is there; its first call tells whose it is."""
+    if name not in {found for found, _ in await asyncio.to_thread(_named)}:
+        # ValueError: a repeat of this activity on another worker was faster.
+        with contextlib.suppress(ValueError):
+            await asyncio.to_thread(create)
+
+
+def _named() -> list[tuple[str, str]]:
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    ours = [(actor["name"], actor["namespace"]) for actor in actors if _is_ours(actor)]
+    order = {name: place for place, name in enumerate(_OWN)}
+    return sorted(ours, key=lambda actor: order.get(actor[0], len(_OWN)))
+
+
+def _is_ours(actor: dict[str, str]) -> bool:
+    if actor["name"].startswith(_TRANSFER_QUEUE):
+        return actor["namespace"] in (RAY_NAMESPACE, CONTROLLER_NAMESPACE)
+    return actor["namespace"] == RAY_NAMESPACE and actor["name"] in _OWN
+
+
+def _kill(name: str, namespace: str) -> None:
+    # ValueError: it has died since it was listed.
+    with contextlib.suppress(ValueError):
+        ray.kill(ray.get_actor(name, namespace=namespace), no_restart=True)

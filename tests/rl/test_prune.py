@@ -1,0 +1,103 @@
+"""What is kept and what is deleted."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rl import incarnations
+from rl.errors import RestoreNotFinished, Superseded
+from rl.manifest import MANIFEST
+from rl.snapshot_folder import SnapshotFolder
+from tests.rl.folder_cases import config_of, save, start_job
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> SnapshotFolder:
+    return SnapshotFolder(config_of(tmp_path))
+
+
+def _start(folder: SnapshotFolder, snapshot: str | None = None) -> int:
+    return start_job(folder._config, snapshot)
+
+
+def _saves(folder: SnapshotFolder, numbers: range, *, incarnation: int = 1) -> None:
+    for number in numbers:
+        assert save(folder, f"{number:08d}", incarnation=incarnation) == f"snapshot_{number:06d}"
+
+
+def test_the_newest_periodic_ones_are_kept_and_all_named_ones(folder: SnapshotFolder) -> None:
+    _start(folder)
+    save(folder, "aaaaaaaa", name="start")
+    _saves(folder, range(2, 6))
+    pruned = folder.prune(2, incarnation=1)
+    assert pruned.removed == ["snapshot_000003", "snapshot_000002"]
+    assert pruned.kept == ["snapshot_000005", "snapshot_000004", "snapshot_000001"]
+    assert pruned.kept == folder.snapshots()
+    assert folder.prune(2) == ([], pruned.kept)
+    assert not [name for name in os.listdir(folder.path) if name.startswith("trash_")]
+
+
+def test_named_ones_do_not_count_among_the_kept_k(folder: SnapshotFolder) -> None:
+    _start(folder)
+    _saves(folder, range(1, 3))
+    save(folder, "aaaaaaaa", name="three")
+    save(folder, "bbbbbbbb", name="four")
+    assert folder.prune(2).removed == []
+
+
+def test_the_one_restored_from_stays_until_the_line_has_a_newer_one(
+    folder: SnapshotFolder,
+) -> None:
+    _start(folder)
+    _saves(folder, range(1, 4))
+    _start(folder, "snapshot_000002")
+    assert folder.prune(1).removed == ["snapshot_000001"]
+    assert "snapshot_000002" in folder.snapshots()
+    _saves(folder, range(4, 5), incarnation=2)
+    assert folder.prune(1).removed == ["snapshot_000002"]
+
+
+def test_other_lines_stay_until_they_are_asked_for(folder: SnapshotFolder) -> None:
+    _start(folder)
+    _saves(folder, range(1, 3))
+    save(folder, "aaaaaaaa", name="never")
+    _start(folder)
+    _saves(folder, range(4, 7), incarnation=2)
+    assert folder.prune(1).removed == ["snapshot_000005", "snapshot_000004"]
+    assert folder.snapshots()[-3:] == ["snapshot_000003", "snapshot_000002", "snapshot_000001"]
+    assert folder.prune(1, other_lines=True).removed == ["snapshot_000002", "snapshot_000001"]
+    assert folder.snapshots() == ["snapshot_000006", "snapshot_000003"]
+
+
+def test_a_snapshot_that_cannot_say_that_it_has_no_name_is_kept(folder: SnapshotFolder) -> None:
+    _start(folder)
+    _saves(folder, range(1, 5))
+    (folder.path / "snapshot_000001" / MANIFEST).write_bytes(b"?")
+    assert folder.prune(1, other_lines=True).removed == ["snapshot_000003", "snapshot_000002"]
+    assert folder.snapshots() == ["snapshot_000004", "snapshot_000001"]
+
+
+def test_nothing_is_pruned_for_an_older_incarnation_or_during_a_restore(
+    folder: SnapshotFolder,
+) -> None:
+    _start(folder)
+    _saves(folder, range(1, 4))
+    incarnations.claim(folder.path, {"run_id": "restore"})
+    with pytest.raises(Superseded):
+        folder.prune(1, incarnation=1)
+    with pytest.raises(RestoreNotFinished):
+        folder.prune(1)
+    assert len(folder.snapshots()) == 3
+    with pytest.raises(ValueError, match="keep_latest_k"):
+        folder.prune(0)
+
+
+def test_numbers_go_on_above_what_prune_deleted(folder: SnapshotFolder) -> None:
+    _start(folder)
+    _saves(folder, range(1, 3))
+    _start(folder, "snapshot_000001")
+    assert folder.prune(1, other_lines=True).removed == ["snapshot_000002"]
+    _saves(folder, range(3, 4), incarnation=2)

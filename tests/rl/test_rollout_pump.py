@@ -1,0 +1,231 @@
+"""The pump: every rollout once, whatever is repeated, refused or lost on the way."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from gym.protocol import (
+    NotJoined,
+    ResultConflict,
+    ServerUnreachable,
+    SessionUncertain,
+    staging_key,
+)
+from rl.errors import DataPlaneLost
+from rl.job_state import JobPhase
+from rl.messages import Workload
+from rl.recovery_ledger import RunState
+from tests.rl.fakes import World, until
+
+
+async def test_a_job_ends_with_every_rollout_taken_over_once(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.start()
+    assert sorted(world.gym.sent) == [(f"p{k}_g{j}", 0) for k in range(2) for j in range(2)]
+    results = {name: world.gym.finish(name) for name, _ in list(world.gym.sent)}
+    await until(lambda: world.controller.job.phase is JobPhase.FINISHED)
+    assert sorted(world.plane.puts) == sorted(results)
+    assert sorted(world.gym.acknowledged) == sorted(
+        (name, 0, result.result_digest) for name, result in results.items()
+    )
+    assert list(world.controller.job.index.copy()) and len(world.controller.job.index) == 2
+    tag = world.plane.tags["p0_g0"]
+    assert tag["turns"] == 2 and tag["mutations"] == 3 and tag["capture_keys"] == ["p0_g0"]
+    assert world.plane.rows["rollout_data"]["p0_g0"].token_ids == [1, 2, 3, 1, 2, 3]
+    assert world.controller.status().finished == 4
+    owned = world.controller.job.ledger["p0_g0"].staging_keys
+    assert owned == ["1/p0_g0/call-0", "1/p0_g0/call-1"]
+
+
+async def test_at_most_max_inflight_rollouts_are_under_way(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    workload = Workload(dataset=world.workload.dataset, generations=2, max_inflight=3)
+    await world.controller.start_fresh(workload)
+    world.controller.start_pumps()
+    await until(lambda: len(world.gym.sent) == 3)
+    await asyncio.sleep(0.01)
+    assert len(world.controller.job.ledger) == 3
+    world.gym.finish("p0_g0")
+    await until(lambda: len(world.gym.sent) == 4)
+
+
+async def test_a_result_that_comes_again_makes_no_second_row(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.start()
+    result = world.gym.finish("p0_g0")
+    await until(lambda: len(world.gym.acknowledged) == 1)
+    chain = list((await world.plane.get_staging(["1/p0_g0/call-0"])).values())
+    await world.controller.pump.take_over(result, chain)
+    await until(lambda: len(world.gym.acknowledged) == 2)  # acknowledged and dropped
+    assert world.plane.puts == ["p0_g0"]
+
+
+async def test_two_answers_of_one_run_at_the_same_time_make_one_row(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.start()
+    world.plane.gate.clear()
+    result = world.gym.result("p0_g0", 0)
+    again = asyncio.create_task(world.controller.pump.take_over(result, []))
+    world.gym.runs["p0_g0", 0].set_result(result)
+    await until(lambda: len(world.plane.puts) == 1)
+    await asyncio.sleep(0.01)
+    assert world.gym.acknowledged == []  # not before it is RL's own
+    world.plane.gate.set()
+    await again
+    await until(lambda: len(world.gym.acknowledged) == 1)
+    assert world.plane.puts == ["p0_g0"]
+    assert world.controller.job.phase is JobPhase.RUNNING
+    assert world.controller.job.ledger["p0_g0"].finished
+
+
+async def test_an_acknowledgement_is_owed_until_gym_has_answered(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.start()
+    world.gym.acknowledge_errors = [ServerUnreachable("down"), ServerUnreachable("down")]
+    world.gym.acknowledge_gate.clear()
+    world.gym.finish("p0_g0")
+    await until(lambda: world.controller.status().owed == 1)
+    assert world.controller.job.ledger["p0_g0"].finished and not world.gym.acknowledged
+    world.gym.acknowledge_gate.set()
+    await until(lambda: world.controller.status().owed == 0)
+    assert len(world.gym.acknowledged) == 1
+
+
+async def test_a_conflicting_result_fails_the_job(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.start()
+    world.gym.acknowledge_errors = [ResultConflict("another digest")]
+    world.gym.finish("p0_g0")
+    await until(lambda: world.controller.job.phase is JobPhase.FAILED)
+    assert "result_conflict" in (world.controller.status().reason or "")
+
+
+async def test_a_lost_put_fails_the_job_and_finishes_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.start()
+    world.plane.fail = DataPlaneLost("gone")
+    world.gym.finish("p0_g0")
+    await until(lambda: world.controller.job.phase is JobPhase.FAILED)
+    assert not world.controller.job.ledger["p0_g0"].finished
+    assert not world.gym.acknowledged
+
+
+async def test_a_put_without_an_answer_fails_the_job(tmp_path: Path) -> None:
+    world = World(tmp_path, data_plane_timeout_s=0.05)
+    await world.start()
+    world.plane.gate.clear()
+    world.gym.finish("p0_g0")
+    await until(lambda: world.controller.job.phase is JobPhase.FAILED)
+    assert "data_plane_lost" in (world.controller.job.reason or "")
+
+
+async def test_a_put_waits_out_a_save_that_still_runs(tmp_path: Path) -> None:
+    world = World(tmp_path, data_plane_timeout_s=0.05)
+    await world.start()
+    saving = asyncio.Event()
+    world.controller.job.saving = asyncio.create_task(saving.wait())
+    world.plane.gate.clear()
+    world.gym.finish("p0_g0")
+    await asyncio.sleep(0.2)
+    assert world.controller.job.phase is JobPhase.RUNNING
+    world.plane.gate.set()
+    saving.set()
+    await until(lambda: len(world.gym.acknowledged) == 1)
+
+
+async def test_a_missing_staging_row_fails_the_job(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.start()
+    result = world.gym.result("p0_g0", 0)
+    del world.plane.rows["rollout_staging"]["1/p0_g0/call-1"]
+    world.gym.runs["p0_g0", 0].set_result(result)
+    await until(lambda: world.controller.job.phase is JobPhase.FAILED)
+    assert world.plane.puts == []
+    assert "1 staging rows are missing" in (world.controller.job.reason or "")
+
+
+async def test_a_failed_run_is_started_over_with_nothing_of_it(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.start()
+    stale = staging_key(1, "p0_g0", "call-0")
+    other = staging_key(1, "p0_g1", "call-0")
+    world.plane.stage(stale)
+    world.plane.stage(other)
+    world.gym.runs["p0_g0", 0].set_exception(SessionUncertain("a handler raised"))
+    await until(lambda: ("p0_g0", 1) in world.gym.sent)
+    assert await world.plane.keys("rollout_staging") == {other}
+    runs = world.controller.job.ledger["p0_g0"].runs
+    assert [run.state for run in runs] == [RunState.FAILED, RunState.STARTED]
+    assert runs[0].failure == "session_uncertain"
+    world.gym.finish("p0_g0", 1)
+    await until(lambda: world.controller.job.ledger["p0_g0"].finished)
+
+
+async def test_after_max_runs_the_rollout_is_in_the_rows_once_without_reward(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path, max_runs=2)
+    await world.start()
+    for attempt in range(2):
+        await until(lambda attempt=attempt: ("p0_g0", attempt) in world.gym.runs)
+        world.gym.runs["p0_g0", attempt].set_exception(SessionUncertain("a handler raised"))
+    await until(lambda: world.controller.job.ledger["p0_g0"].failed)
+    assert world.plane.puts == ["p0_g0"]
+    assert world.plane.rows["rollout_data"]["p0_g0"].reward is None
+    assert world.controller.status().failed == 1
+    world.gym.finish("p0_g1")
+    await until(lambda: len(world.controller.job.index) == 1)
+
+
+async def test_a_failed_rollout_may_be_the_last_of_its_group(tmp_path: Path) -> None:
+    world = World(tmp_path, max_runs=1)
+    await world.start()
+    world.gym.finish("p0_g1")
+    await until(lambda: world.controller.job.ledger["p0_g1"].finished)
+    world.gym.runs["p0_g0", 0].set_exception(SessionUncertain("a handler raised"))
+    await until(lambda: len(world.controller.job.index) == 1)
+
+
+async def test_a_run_that_fails_while_closed_is_sent_again_after_opening(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.start()
+    world.controller.job.admission.close()
+    world.gym.runs["p0_g0", 0].set_exception(SessionUncertain("a handler raised"))
+    await until(lambda: len(world.controller.job.ledger["p0_g0"].runs) == 2)
+    await asyncio.sleep(0.02)
+    assert ("p0_g0", 1) not in world.gym.sent
+    assert world.controller.job.ledger["p0_g0"].run.state is RunState.WAITING
+    world.controller.job.admission.open()
+    await until(lambda: ("p0_g0", 1) in world.gym.sent)
+
+
+@pytest.mark.parametrize("error", [NotJoined("restarted"), DataPlaneLost("gone")])
+async def test_a_lost_process_fails_the_job_not_the_run(tmp_path: Path, error: Exception) -> None:
+    world = World(tmp_path)
+    await world.start()
+    world.gym.runs["p0_g0", 0].set_exception(error)
+    await until(lambda: world.controller.job.phase is JobPhase.FAILED)
+    assert world.controller.job.ledger["p0_g0"].run.attempt_index == 0
+
+
+async def test_no_run_is_sent_while_admission_is_closed(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.controller.start_fresh(world.workload)
+    world.controller.job.admission.close()
+    world.controller.start_pumps()
+    await asyncio.sleep(0.02)
+    assert world.gym.sent == [] and len(world.controller.job.ledger) == 0
+    world.controller.job.admission.open()
+    await until(lambda: len(world.gym.sent) == 4)
+
+
+async def test_reservation_and_loader_place_move_together_under_a_cut(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.controller.start_fresh(world.workload)
+    async with world.controller.job.barrier.cut():
+        world.controller.start_pumps()
+        await asyncio.sleep(0.02)
+        assert world.controller.job.loader.place.place == 0
+        assert len(world.controller.job.ledger) == 0
+    await until(lambda: len(world.gym.sent) == 4)
