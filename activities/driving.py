@@ -102,7 +102,8 @@ async def _beat(client: Client, lease_s: float | None, renew: Renew | None) -> N
     if lease_s is not None:
         pause_s = min(pause_s, lease_s / LEASE_SHARE)
     handle = client.get_async_activity_handle(task_token=info.task_token)
-    renewed = time.monotonic()
+    # At once: the try before this one may have died, and used up most of the lease.
+    renewed = -math.inf
     while True:
         activity.heartbeat()  # carries a cancellation of the workflow to this task
         proven = await _proven(handle)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from typing import Any
 
 import ray
@@ -19,6 +20,7 @@ from rl.errors import ActorLost, RayUnreachable
 from rl.messages import RAY_NAMESPACE
 
 ATTACH_LIMIT_S = 20.0
+CONNECT_LIMIT_S = 2.0
 
 
 def attach() -> None:
@@ -33,6 +35,7 @@ def attach() -> None:
     address = os.environ.get("RAY_ADDRESS", "")
     if not address or address == "auto":
         raise RayUnreachable("RAY_ADDRESS is not set: start the stack with `turnpoint up`")
+    _demand_listener(address)
     try:
         ray.init(
             address=address, namespace=RAY_NAMESPACE, log_to_driver=False, ignore_reinit_error=True
@@ -41,6 +44,17 @@ def attach() -> None:
         raise RayUnreachable(
             f"no Ray cluster at RAY_ADDRESS ({type(error).__name__}): is the stack up?"
         ) from error
+
+
+def _demand_listener(address: str) -> None:
+    """Ray itself would try for minutes, and print what it tries."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_LIMIT_S).close()
+    except (OSError, ValueError) as error:
+        raise RayUnreachable(
+            f"nobody listens at RAY_ADDRESS ({type(error).__name__}): is the stack up?"
+        ) from None
 
 
 async def attached() -> None:

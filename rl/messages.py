@@ -24,7 +24,7 @@ from gym.protocol import (
     Wire,
     WrittenFile,
 )
-from gym.protocol.records import OperationId, ServerName
+from gym.protocol.records import ServerName
 
 JobId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 SnapshotFolder = Annotated[str, Field(pattern=r"^snapshot_[0-9]{6,}$")]

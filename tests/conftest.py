@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,6 +13,11 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.testing import WorkflowEnvironment
 
 from workflows.journal import SEARCH_ATTRIBUTES
+
+# Ray reads these when it is imported. Without the first it replaces 127.0.0.1 by the machine's
+# own address, and listens there.
+os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -21,7 +21,7 @@ from temporalio.client import Client
 from temporalio.common import SearchAttributeIndexedValueType
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.service import RPCError
-from temporalio.worker import Worker
+from temporalio.worker import Interceptor, Worker
 
 from activities.contract import TASK_QUEUE
 from activities.errors import TypedFailures
@@ -58,14 +58,19 @@ async def connect(settings: Settings) -> Client:
         ) from error
 
 
-def snapshot_worker(client: Client, activities: Sequence[Callable[..., Any]]) -> Worker:
+def snapshot_worker(
+    client: Client,
+    activities: Sequence[Callable[..., Any]],
+    *,
+    interceptors: Sequence[Interceptor] = (),
+) -> Worker:
     """A worker for the task queue of saves and restores."""
     return Worker(
         client,
         task_queue=TASK_QUEUE,
         workflows=WORKFLOWS,
         activities=activities,
-        interceptors=[TypedFailures()],
+        interceptors=[*interceptors, TypedFailures()],
         sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,
         max_concurrent_activities=ACTIVITIES_AT_ONCE,
         graceful_shutdown_timeout=GRACE,

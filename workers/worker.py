@@ -1,7 +1,7 @@
 """`python -m workers.worker`: one snapshot worker of a job.
 
 It holds no state of its own: killed at any moment, another one goes on with what it did. It
-joins Ray as a driver, lazily, so it starts before the cluster does.
+joins Ray as a driver of `RAY_ADDRESS`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Sequence
+
+from temporalio.worker import Interceptor
 
 from activities.controller import ControllerActivities
 from activities.folder import FolderActivities
@@ -18,6 +21,8 @@ from activities.gym import GymActivities
 from activities.job import JobActivities
 from gym.client import GymClient
 from gym.logs import configure_logging
+from rl.actors import attached
+from rl.errors import RayUnreachable
 from workers.key_files import read_key_file
 from workers.settings import Settings, load_settings
 from workers.temporal import connect, register_search_attributes, snapshot_worker
@@ -25,8 +30,13 @@ from workers.temporal import connect, register_search_attributes, snapshot_worke
 logger = logging.getLogger(__name__)
 
 
-async def run(settings: Settings) -> None:
-    """Serve the task queue until SIGTERM or SIGINT."""
+async def run(settings: Settings, *, interceptors: Sequence[Interceptor] = ()) -> None:
+    """Serve the task queue until SIGTERM or SIGINT.
+
+    Args:
+        settings: The job's.
+        interceptors: Further ones, around Turnpoint's own (traces, fault injection).
+    """
     config = settings.job_config()
     client = await connect(settings)
     await register_search_attributes(client)
@@ -59,14 +69,27 @@ async def run(settings: Settings) -> None:
                 job.start_pumps,
                 job.drop_restored,
             ],
+            interceptors=interceptors,
         )
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
         async with worker:
+            await _join_ray()
             logger.info("ready", extra={"event": "ready", "job_id": config.job_id})
             await stop.wait()
+
+
+async def _join_ray() -> None:
+    """Join Ray now: the first activity of a pause should not wait a second for it.
+
+    Without a cluster the worker serves all the same: an activity that needs one tries again.
+    """
+    try:
+        await attached()
+    except RayUnreachable as error:
+        logger.warning("no Ray cluster yet", extra={"event": "ray_unreachable", "code": error.code})
 
 
 def main() -> None:

@@ -34,6 +34,7 @@ class Driven:
         self.started = asyncio.Event()
         self.ended = asyncio.Event()
         self.error: BaseException | None = None
+        self.began = 0.0
 
     async def renew(self, lease_s: float) -> bool:
         assert lease_s == LEASE_S
@@ -43,6 +44,7 @@ class Driven:
     @activity.defn(name="driven")
     async def driven(self, deadline: str) -> float:
         self.started.set()
+        self.began = time.monotonic()
         try:
             async with driving(
                 self.client,
@@ -81,6 +83,7 @@ async def test_a_lease_is_renewed_every_third_while_the_activity_runs(temporal: 
     handle, worker = await start(temporal, driven)
     async with worker:
         await handle.result()
+    assert driven.renewals[0] - driven.began < LEASE_S / 3, "the try before may have used it up"
     gaps = [b - a for a, b in zip(driven.renewals, driven.renewals[1:], strict=False)]
     assert len(driven.renewals) >= 3
     assert max(gaps) < LEASE_S

@@ -9,6 +9,7 @@ worker killed there is a process that died at exactly this point.
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ class _Held(ActivityInboundInterceptor):
             asked.rename(reached)  # whoever renames it is the one that holds
         except FileNotFoundError:
             return
+        reached.write_text(str(os.getpid()))
         while reached.exists():
             activity.heartbeat()
             await asyncio.sleep(0.05)

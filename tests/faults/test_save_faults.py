@@ -1,0 +1,164 @@
+"""A save whose worker dies, that is cancelled, and that is terminated, in each phase.
+
+Real parts; the workers are the product's with one interceptor that can hold an activity before
+or after its body (`held_worker`). The lease is 5 s (issue 2, point 6).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import uuid
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
+
+from activities.contract import TASK_QUEUE, SaveInput
+from tests.real.live import AGENT, JOB, Live, published, until, wait_for
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.timeout(240),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+LEASE_S = 5
+PHASES = [
+    "close_admission",
+    "prepare_checkpoint",
+    "commit_checkpoint",
+    "cut_rl_state",
+    "publish_snapshot",
+    "resume_checkpoint",
+]
+POINTS = [f"{phase}.{place}" for phase in PHASES for place in ("before", "after")]
+UNTIL_CUT = [point for point in POINTS if not point.startswith(("publish", "resume"))]
+OPTIONS = {
+    "policy": {"delay-s": "0.5", "turns": "400", "turns-spread": "0"},
+    AGENT: {"max-steps": "500"},
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def live(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Live]:
+    """A job whose rollouts outlast this module, with two workers that can be held."""
+    stack = Live(
+        tmp_path_factory.mktemp("faults"), OPTIONS, port_base=27_200, workers=1, keep_latest_k=2
+    )
+    try:
+        await asyncio.to_thread(stack.up)
+        stack.stack.kill("worker_1")
+        stack.start_held_worker("held_1")
+        stack.start_held_worker("held_2")
+        await asyncio.to_thread(stack.cli, "run", "--generations", "1", "--detach")
+        yield stack
+    finally:
+        stack.down()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(live: Live) -> Client:
+    """Its Temporal."""
+    return await live.client()
+
+
+async def start(client: Client) -> WorkflowHandle[object, object]:
+    workflow_id = f"{JOB}/save/{uuid.uuid4().hex[:8]}"
+    return await client.start_workflow(
+        "SaveSnapshot", SaveInput(job_id=JOB), id=workflow_id, task_queue=TASK_QUEUE
+    )
+
+
+async def goes_on(live: Live, limit_s: float) -> float:
+    """Wait until every server is open and another turn is in the ledger; how long it took."""
+    before: int | None = None
+
+    async def gone_on() -> bool:
+        nonlocal before
+        if not await live.all_open():
+            return False
+        turns = await live.turns()
+        if before is None:
+            before = turns
+        return turns > before
+
+    return await until(gone_on, "the rollouts to go on", limit_s)
+
+
+def intact(live: Live) -> None:
+    """Every published snapshot is complete (invariant 1)."""
+    for name in live.snapshots.snapshots():
+        live.snapshots.verify(name)
+
+
+@pytest.mark.parametrize("point", POINTS)
+async def test_the_other_worker_finishes_a_save_whose_worker_is_killed(
+    live: Live, client: Client, point: str
+) -> None:
+    with live.hold(point) as reached:
+        handle = await start(client)
+        await asyncio.to_thread(wait_for, reached.exists, f"{point} to be reached")
+        pid = live.holder_of(reached)
+        name = "held_1" if pid in {p.pid for p in live.pids("held_1")} else "held_2"
+        os.kill(pid, signal.SIGKILL)
+        result = await published(handle)
+    assert result.snapshot is not None
+    live.snapshots.verify(result.snapshot)
+    await goes_on(live, 20)
+    await asyncio.to_thread(live.start_held_worker, name)
+
+
+@pytest.mark.parametrize("point", UNTIL_CUT)
+async def test_a_save_cancelled_before_publish_leaves_nothing(
+    live: Live, client: Client, point: str
+) -> None:
+    before = live.snapshots.snapshots()
+    with live.hold(point) as reached:
+        handle = await start(client)
+        await asyncio.to_thread(wait_for, reached.exists, f"{point} to be reached")
+        await handle.cancel()
+        await until(lambda: _ended(handle), "the save to end", 30)
+    assert (await handle.describe()).status == WorkflowExecutionStatus.CANCELED
+    assert live.snapshots.snapshots() == before
+    assert live.left_over() == []
+    await goes_on(live, LEASE_S)
+
+
+@pytest.mark.parametrize("point", ["publish_snapshot.before", "publish_snapshot.after"])
+async def test_a_save_cancelled_from_publish_on_says_which_it_is(
+    live: Live, client: Client, point: str
+) -> None:
+    with live.hold(point) as reached:
+        handle = await start(client)
+        await asyncio.to_thread(wait_for, reached.exists, f"{point} to be reached")
+        await handle.cancel()
+        await asyncio.sleep(0.5)
+    result = await published(handle)
+    assert result.reason is not None and "cancelled" in result.reason
+    assert result.snapshot in live.snapshots.snapshots()
+    await goes_on(live, 20)
+
+
+@pytest.mark.parametrize("point", POINTS)
+async def test_a_terminated_save_lets_rollouts_go_on_within_the_lease(
+    live: Live, client: Client, point: str
+) -> None:
+    """Invariant 3. Break: renew a lease without asking Temporal first."""
+    with live.hold(point) as reached:
+        handle = await start(client)
+        await asyncio.to_thread(wait_for, reached.exists, f"{point} to be reached")
+        await handle.terminate("test")
+        took = await goes_on(live, LEASE_S + 5)
+    assert took <= LEASE_S + 2, f"{took:.1f} s"
+
+    async def swept() -> bool:
+        return live.left_over() == []
+
+    await until(swept, "the tmp folder to go", LEASE_S + 10)
+    intact(live)
+
+
+async def _ended(handle: WorkflowHandle[object, object]) -> bool:
+    return (await handle.describe()).status != WorkflowExecutionStatus.RUNNING

@@ -1,0 +1,244 @@
+"""The main job for real: save, kill everything, restore, go on (issue 2, points 2 to 5 and 8).
+
+One stack with the scripted policy. The job runs to its end undisturbed first, then again from
+the start; that one is saved, killed with everything else, restored and goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from activities.contract import RestoreResult, SaveResult
+from tests.real.live import AGENT, JOB, MODEL, RESOURCE, Live, until, wait_for
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(420)]
+GENERATIONS = 2
+OPTIONS = {
+    "policy": {"delay-s": "0.7", "turns": "5", "turns-spread": "4"},
+    AGENT: {"max-steps": "12"},
+}
+
+
+@dataclass(frozen=True)
+class Story:
+    """What the one run of this module left to look at."""
+
+    live: Live
+    undisturbed: dict[str, dict[str, Any]]
+    saved: SaveResult
+    restored: RestoreResult
+    continuations: list[dict[str, Any]]
+    states: dict[str, dict[str, Any]]
+    rows: dict[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+    """Run it once."""
+    live = Live(tmp_path_factory.mktemp("story"), OPTIONS, port_base=27_000)
+    try:
+        live.up()
+        live.cli("run", "--generations", str(GENERATIONS))
+        undisturbed = live.rows()
+        live.cli("run", "--generations", str(GENERATIONS), "--fresh", "--detach")
+        saved = asyncio.run(_save(live))
+        assert saved.snapshot is not None
+        part = live.snapshots.path / saved.snapshot / "gym" / AGENT
+        continuations = _jsonl(part / "continuations.jsonl")
+        states = {state["rollout_id"]: state for state in _jsonl(part / "agent_state.jsonl")}
+        asyncio.run(_one_more_turn(live))
+        live.crash()
+        live.up()
+        restored = asyncio.run(_restore(live))
+        wait_for(live.is_finished, "the job to finish", 120)
+        yield Story(live, undisturbed, saved, restored, continuations, states, live.rows())
+    finally:
+        live.down()
+
+
+async def _save(live: Live) -> SaveResult:
+    """Start a save as an operator does: by Temporal's own command line, with JSON."""
+
+    async def under_way() -> bool:
+        return await live.turns() >= 15
+
+    await until(under_way, "two turns of most rollouts")
+    workflow_id = f"{JOB}/save/by-hand"
+    live.temporal_start("SaveSnapshot", workflow_id, {"job_id": JOB, "name": "by-hand"})
+    client = await live.client()
+    handle = client.get_workflow_handle(workflow_id)
+    return SaveResult.model_validate(await asyncio.wait_for(handle.result(), 60))
+
+
+async def _one_more_turn(live: Live) -> None:
+    before = await live.turns()
+
+    async def gone_on() -> bool:
+        return await live.turns() > before
+
+    await until(gone_on, "a turn after the save")
+
+
+async def _restore(live: Live) -> RestoreResult:
+    workflow_id = f"{JOB}/restore/by-hand"
+    live.temporal_start("RestoreSnapshot", workflow_id, {"job_id": JOB, "snapshot": "latest"})
+    client = await live.client()
+    handle = client.get_workflow_handle(workflow_id)
+    return RestoreResult.model_validate(await asyncio.wait_for(handle.result(), 120))
+
+
+def _jsonl(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def _tokens(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What must be equal: everything but which run it was, and in which incarnation."""
+    return {
+        rollout: {
+            "token_ids": row["token_ids"],
+            "token_mask": row["token_mask"],
+            "log_probs": row["log_probs"],
+            "reward": row["reward"],
+            "mutations": row["tag"]["mutations"],
+            "turns": row["tag"]["turns"],
+        }
+        for rollout, row in rows.items()
+    }
+
+
+def test_the_rows_equal_those_of_the_undisturbed_job_token_for_token(story: Story) -> None:
+    """Invariants 4, 5, 6 and 11. Break: seed a call's answer with the run number."""
+    assert len(story.undisturbed) == 5 * GENERATIONS
+    assert _tokens(story.rows) == _tokens(story.undisturbed)
+
+
+def test_every_unfinished_rollout_continued_as_run_1(story: Story) -> None:
+    assert story.restored.continued
+    unfinished = {entry["rollout_id"]: entry for entry in story.continuations}
+    assert {rollout.rollout_id for rollout in story.restored.continued} == set(unfinished)
+    for rollout in story.restored.continued:
+        assert rollout.attempt_index == 1
+        assert rollout.restarted_because is None
+        last = unfinished[rollout.rollout_id]["last_committed_model_call_id"]
+        assert rollout.last_committed_model_call_id == last
+        assert story.rows[rollout.rollout_id]["tag"]["attempt_index"] == 1
+
+
+def test_a_continuation_line_has_exactly_the_designs_fields(story: Story) -> None:
+    for line in story.continuations:
+        assert set(line) == {
+            "schema_version",
+            "rollout_id",
+            "attempt_index",
+            "capture_key",
+            "last_committed_model_call_id",
+            "resource_state_revisions",
+        }
+        assert line["schema_version"] == 1
+        assert line["attempt_index"] == 0
+        assert line["capture_key"] == line["rollout_id"]
+        assert list(line["resource_state_revisions"]) == [RESOURCE]
+
+
+def test_the_conversation_holds_the_turns_before_the_crash_byte_for_byte(story: Story) -> None:
+    compared = 0
+    for rollout, state in story.states.items():
+        result = story.rows[rollout]["result"]
+        before = state["conversation"]
+        after = [*result["responses_create_params"]["input"], *result["response"]["output"]]
+        assert json.dumps(after[: len(before)]) == json.dumps(before)
+        assert len(after) > len(before)
+        compared += len(before) - len(result["responses_create_params"]["input"])
+    assert compared > 0
+
+
+def test_no_mutation_takes_effect_twice_on_the_state_that_goes_on(story: Story) -> None:
+    """A revision counts successes: a seed, one for each tool output, a verify."""
+    for rollout, row in story.rows.items():
+        outputs = [
+            item
+            for item in row["result"]["response"]["output"]
+            if item["type"] == "function_call_output"
+        ]
+        assert row["tag"]["mutations"] == 1 + len(outputs) + 1, rollout
+
+
+def test_every_server_is_called_in_the_designs_order(story: Story) -> None:
+    """Prepare: model, agents, resources; commit: agents, model, resources; resume backwards."""
+    calls = []
+    for name in (MODEL, AGENT, RESOURCE):
+        for line in story.live.log(name, "control"):
+            if line.get("checkpoint_id") == story.saved.checkpoint_id:
+                calls.append((line["ts"], line["operation"], line["state"], name))
+    calls.sort()
+    order: dict[str, list[str]] = {}
+    for _, operation, state, name in calls:
+        if state == "begin" and operation in ("prepare", "commit", "resume"):
+            order.setdefault(operation, [])
+            if name not in order[operation]:
+                order[operation].append(name)
+    assert order == {
+        "prepare": [MODEL, AGENT, RESOURCE],
+        "commit": [AGENT, MODEL, RESOURCE],
+        "resume": [RESOURCE, MODEL, AGENT],
+    }
+    assert list(order) == ["prepare", "commit", "resume"]
+    resumed = max(at for at, operation, _, _ in calls if operation == "resume")
+    opened = [
+        line["ts"]
+        for line in story.live.log("ray", "admission_opened")
+        if line["checkpoint_id"] == story.saved.checkpoint_id
+    ]
+    if opened:
+        assert min(opened) > resumed
+
+
+def test_a_named_save_keeps_its_name_in_the_manifest(story: Story) -> None:
+    assert story.saved.snapshot is not None
+    manifest = story.live.snapshots.verify(story.saved.snapshot)
+    assert manifest.name == "by-hand"
+    assert manifest.checkpoint_id == story.saved.checkpoint_id
+
+
+@pytest.mark.parametrize("workflow", ["SaveSnapshot", "RestoreSnapshot"])
+def test_a_wrong_field_fails_with_the_field_named_and_its_value_hidden(
+    story: Story, workflow: str
+) -> None:
+    workflow_id = f"{JOB}/{workflow}/wrong"
+    given = {"job_id": JOB, "snapshto": "SECRET-VALUE"}
+    story.live.temporal_start(workflow, workflow_id, given)
+
+    async def failure() -> str:
+        client = await story.live.client()
+        handle = client.get_workflow_handle(workflow_id)
+        with pytest.raises(Exception) as caught:  # its cause is looked at
+            await asyncio.wait_for(handle.result(), 20)
+        return str(caught.value.__cause__)
+
+    message = asyncio.run(failure())
+    assert "snapshto" in message
+    assert "SECRET-VALUE" not in message
+
+
+def test_no_conversation_token_or_credential_is_in_a_history(story: Story) -> None:
+    token = story.live.settings.token_file.read_text().strip()
+
+    async def histories() -> str:
+        client = await story.live.client()
+        texts = []
+        async for found in client.list_workflows(f'WorkflowId STARTS_WITH "{JOB}/"'):
+            handle = client.get_workflow_handle(found.id, run_id=found.run_id)
+            texts.append((await handle.fetch_history()).to_json())
+        return "\n".join(texts)
+
+    text = asyncio.run(histories())
+    assert story.saved.checkpoint_id in text
+    for word in (token, "increment_counter", "get the count", "token_ids"):
+        assert word not in text

@@ -1,0 +1,129 @@
+"""The command line: exit codes, one JSON value on stdout, sentences instead of stack traces."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from workers import cli
+from workers.cli_output import EXIT_FAILED, EXIT_NOT_REACHABLE, EXIT_OK, EXIT_USAGE
+from workers.stack import Stack, StackRecord
+
+STACK = ["up", "down", "status", "logs", "doctor"]
+COMMANDS = [*STACK, "run", "save", "restore", "list", "inspect", "verify"]
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("TURNPOINT_"):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def ended_stack(tmp_path: Path) -> Path:
+    """The state folder of a stack that ran once and is down."""
+    state = tmp_path / "state"
+    state.mkdir()
+    servers = [{"name": "counter", "kind": "resource", "url": "http://127.0.0.1:26901"}]
+    record = StackRecord(
+        stack_id="none",
+        settings={
+            "state_dir": str(state),
+            "servers": servers,
+            "policy_url": "http://127.0.0.1:26902/v1",
+            "generation_port": 26903,
+            "temporal_address": "127.0.0.1:26904",
+        },
+        ports={},
+        ray_folder=tmp_path / "ray",
+        expect_restore=False,
+        ray_address=None,
+        temporal_ui=None,
+    )
+    (state / "stack.json").write_text(record.model_dump_json())
+    (state / "logs").mkdir()
+    (state / "logs" / "counter.log").write_text("first\nlast\n")
+    return state
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_documents_the_exit_codes(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([command, "--help"]) == EXIT_OK
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Exit codes: 0 done; 1 failed; 2 wrong usage" in shown
+    assert "--json" in shown
+
+
+@pytest.mark.parametrize(
+    "words", [["frob"], ["up", "--nope"], ["run", "--generations", "0"], ["logs"]]
+)
+def test_wrong_usage_is_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(words) == EXIT_USAGE
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("turnpoint: ")
+
+
+@pytest.mark.parametrize("command", ["status"])
+def test_without_a_stack_it_says_how_to_start_one(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run([command, "--json"]) == EXIT_NOT_REACHABLE
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["code"] == "not_running"
+    assert "turnpoint up" in error["message"]
+
+
+def test_down_of_nothing_is_fine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["down", "--json"]) == EXIT_OK
+    assert json.loads(capsys.readouterr().out) == {"ended": 0}
+
+
+def test_save_without_temporal_is_4(ended_stack: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["save", "--json", "--state-dir", str(ended_stack)]
+    assert cli.run(words) == EXIT_NOT_REACHABLE
+    assert "127.0.0.1:26904" in json.loads(capsys.readouterr().out)["error"]["message"]
+
+
+def test_bad_configuration_is_2_and_names_the_key(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TURNPOINT_LEASE_S", "soon")
+    assert cli.run(["list"]) == EXIT_USAGE
+    error = capsys.readouterr().err
+    assert "lease_s" in error and "soon" not in error
+
+
+def test_list_of_no_snapshots_is_empty(
+    ended_stack: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["list", "--json", "--state-dir", str(ended_stack)]) == EXIT_OK
+    assert json.loads(capsys.readouterr().out) == []
+    assert cli.run(["verify", "--json", "--state-dir", str(ended_stack)]) == EXIT_FAILED
+    assert json.loads(capsys.readouterr().out)["error"]["code"] == "no_snapshot"
+
+
+def test_logs_prints_the_end_and_names_what_there_is(
+    ended_stack: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--state-dir", str(ended_stack)]
+    assert cli.run(["logs", "counter", "-n", "1", *where]) == EXIT_OK
+    assert capsys.readouterr().out == "last\n"
+    assert cli.run(["logs", "agent", *where]) == EXIT_USAGE
+    assert "there are: counter" in capsys.readouterr().err
+
+
+def test_interrupt_is_130_and_says_that_everything_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(self: Stack, **_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Stack, "down", interrupted)
+    assert cli.run(["down"]) == 130
+    assert "go on as they are" in capsys.readouterr().err

@@ -1,0 +1,46 @@
+"""Secrets lie in files that their owner alone can read."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from workers.errors import SettingsError
+from workers.key_files import ensure_key_file, read_key_file
+
+
+def test_made_for_the_owner_alone_and_kept(tmp_path: Path) -> None:
+    path = ensure_key_file(tmp_path / "key", "snapshot_key")
+    first = path.read_text()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert len(first) >= 32
+    ensure_key_file(path, "snapshot_key")
+    assert path.read_text() == first
+
+
+def test_one_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    path = ensure_key_file(tmp_path / "key", "snapshot_key")
+    path.chmod(0o640)
+    with pytest.raises(SettingsError, match="mode 0640; allowed: 0600") as caught:
+        ensure_key_file(path, "snapshot_key")
+    assert path.read_text() not in str(caught.value)
+
+
+def test_environment_and_file_must_agree(tmp_path: Path) -> None:
+    path = ensure_key_file(tmp_path / "token", "control_token", SecretStr("first-s3cret"))
+    assert read_key_file(path, "control_token").get_secret_value() == "first-s3cret"
+    with pytest.raises(SettingsError, match="another value") as caught:
+        ensure_key_file(path, "control_token", SecretStr("second-s3cret"))
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [None, ""])
+def test_missing_or_empty_is_an_error(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "key"
+    if content is not None:
+        path.touch(mode=0o600)
+    with pytest.raises(SettingsError, match="snapshot_key: "):
+        read_key_file(path, "snapshot_key")

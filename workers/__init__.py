@@ -1,0 +1,1 @@
+"""The worker, the local stack and the command line (design section 3, rooms)."""

@@ -1,0 +1,99 @@
+"""The command line `turnpoint`.
+
+| file | commands |
+|---|---|
+| `cli_stack` | `up`, `down`, `status`, `logs`, `doctor` |
+| `cli_job` | `run`, `save`, `restore` |
+| `cli_snapshots` | `list`, `inspect`, `verify` |
+
+Guarantees: documented exit codes; errors are one sentence with the next step, never a stack
+trace for something that is not a bug. Interrupting a command stops neither the stack nor the
+job nor a workflow.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from gym.protocol import TurnpointError
+from workers import cli_job, cli_snapshots, cli_stack
+from workers.cli_output import (
+    EXIT_CODES,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_NOT_REACHABLE,
+    EXIT_OK,
+    EXIT_REFUSED,
+    EXIT_USAGE,
+    Output,
+    flush,
+)
+from workers.errors import WorkerRoomError
+
+app = typer.Typer(
+    name="turnpoint",
+    help="Saves and restores a running agentic-RL job at turn boundaries.",
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+for _module in (cli_stack, cli_job, cli_snapshots):
+    for _command in _module.COMMANDS:
+        app.command(epilog=EXIT_CODES)(_command)
+app.command("list", epilog=EXIT_CODES)(cli_snapshots.list_snapshots)
+
+_NOT_REACHABLE = {"server_unreachable", "ray_unreachable", "actor_lost"}
+_REFUSED = {"job_alive", "restore_not_finished"}
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command.
+
+    Args:
+        arguments: Without the program's name.
+
+    Returns:
+        The exit code.
+    """
+    output = Output("--json" in arguments)
+    try:
+        # Typer answers a command's own `typer.Exit` code here, and 130 for Ctrl-C.
+        code = app(list(arguments), standalone_mode=False)
+        if code == EXIT_INTERRUPTED:
+            raise typer.Abort
+        return code if isinstance(code, int) else EXIT_OK
+    except typer.TyperException as error:
+        output.error("usage", f"{error.format_message().rstrip('.')}; see `--help`")
+        return EXIT_USAGE
+    except typer.Abort:
+        output.error(
+            "interrupted", "interrupted; the stack, the job and its workflows go on as they are"
+        )
+        return EXIT_INTERRUPTED
+    except WorkerRoomError as error:
+        output.error(error.code, str(error))
+        return error.exit_code
+    except TurnpointError as error:
+        output.error(error.code, str(error))
+        if error.code in _NOT_REACHABLE:
+            return EXIT_NOT_REACHABLE
+        return EXIT_REFUSED if error.code in _REFUSED else EXIT_FAILED
+
+
+def main() -> None:
+    """Entry point of the program."""
+    code = run(sys.argv[1:])
+    flush()
+    # Not sys.exit: with Temporal's runtime loaded, the interpreter's own shutdown can abort
+    # (SIGABRT, sdk-python issue 300) and would replace the exit code.
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

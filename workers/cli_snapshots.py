@@ -1,0 +1,103 @@
+"""`turnpoint list`, `inspect`, `verify`: the snapshot folder. No server is needed for them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from gym.protocol import TurnpointError
+from rl.errors import SnapshotDamaged
+from rl.manifest import SnapshotManifest
+from rl.snapshot_folder import SnapshotFolder
+from workers.cli_output import EXIT_FAILED, Output
+from workers.cli_stack import AsJson, JobOption, StateDir
+from workers.settings import Settings, load_settings
+
+SnapshotArgument = Annotated[
+    str, typer.Argument(help="Folder (snapshot_000007), name of a named one, or `latest`.")
+]
+
+
+def list_snapshots(
+    job_id: JobOption = None, state_dir: StateDir = None, as_json: AsJson = False
+) -> None:
+    """List the job's snapshots, newest first. A damaged manifest is shown as such."""
+    output = Output(as_json)
+    folder = _folder(load_settings(job_id=job_id, state_dir=state_dir))
+    rows = [_row(folder, name) for name in folder.snapshots()]
+    table = Table("snapshot", "name", "saved", "incarnation", "unfinished", "finished", "bytes")
+    for row in rows:
+        counts = row.get("counts", {})
+        table.add_row(
+            row["snapshot"],
+            row.get("name") or "",
+            row.get("created_at", row.get("damaged", "")),
+            str(row.get("incarnation", "")),
+            str(counts.get("unfinished", "")),
+            str(counts.get("finished", "")),
+            str(row.get("bytes", "")),
+        )
+    output.result(rows, table)
+
+
+def inspect(
+    snapshot: SnapshotArgument = "latest",
+    job_id: JobOption = None,
+    state_dir: StateDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what is in a snapshot: its manifest with every file."""
+    output = Output(as_json)
+    folder = _folder(load_settings(job_id=job_id, state_dir=state_dir))
+    manifest = folder.manifest(_named(folder, snapshot))
+    output.line(
+        f"{manifest.snapshot}: incarnation {manifest.incarnation}, {manifest.created_at:%F %T}, "
+        f"{manifest.bytes} bytes, {manifest.counts}"
+    )
+    table = Table("file", "bytes", "records", "sha256")
+    for file in manifest.files:
+        table.add_row(file.path, str(file.bytes), str(file.records or ""), file.sha256[:16])
+    output.result(manifest, table)
+
+
+def verify(
+    snapshot: SnapshotArgument = "latest",
+    job_id: JobOption = None,
+    state_dir: StateDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check a snapshot's manifest, its HMAC and the size and digest of every file."""
+    output = Output(as_json)
+    folder = _folder(load_settings(job_id=job_id, state_dir=state_dir))
+    name = _named(folder, snapshot)
+    try:
+        manifest = folder.verify(name)
+    except SnapshotDamaged as error:
+        output.result({"snapshot": name, "intact": False, **error.details}, str(error))
+        raise typer.Exit(EXIT_FAILED) from None
+    body = {"snapshot": name, "intact": True, "files": len(manifest.files)}
+    output.result(body, f"{name}: intact, {len(manifest.files)} files")
+
+
+def _folder(settings: Settings) -> SnapshotFolder:
+    return SnapshotFolder(settings.job_config())
+
+
+def _named(folder: SnapshotFolder, wanted: str) -> str:
+    return folder.candidates(wanted)[0]
+
+
+def _row(folder: SnapshotFolder, name: str) -> dict[str, Any]:
+    try:
+        manifest: SnapshotManifest = folder.manifest(name)
+    except TurnpointError as error:
+        return {"snapshot": name, "damaged": str(error)}
+    row = manifest.model_dump(
+        mode="json", include={"snapshot", "name", "incarnation", "created_at", "counts"}
+    )
+    return {**row, "bytes": manifest.bytes}
+
+
+COMMANDS = [inspect, verify]

@@ -1,0 +1,119 @@
+"""Where a job stands, asked from outside: its controller, its Gym servers, its folder."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+
+from pydantic import BaseModel, ConfigDict
+
+from gym.client import GymClient
+from gym.protocol import Phase, TurnpointError
+from rl import incarnations
+from rl.messages import ControllerStatus, JobConfig
+from rl.snapshot_folder import SnapshotFolder
+from workers import ray_head
+from workers.errors import SettingsError
+from workers.key_files import read_secret
+from workers.settings import Settings
+
+OVER = ("finished", "failed", "controller_lost")
+"""States of a controller in which its job does not run any more."""
+
+
+class JobView(BaseModel):
+    """What `turnpoint status` shows of a job."""
+
+    model_config = ConfigDict(frozen=True)
+
+    job_id: str
+    incarnation: int
+    """The newest on disk; 0 if the job never lived."""
+    controller: ControllerStatus | None
+    """None: it does not answer; there is no live job."""
+    phases: dict[str, Phase | None]
+    """Phase of each Gym server; None: it does not answer."""
+    snapshots: list[str]
+    """Newest first."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a controller works on the job."""
+        return self.controller is not None and self.controller.state not in OVER
+
+    def sentence(self) -> str:
+        """One line for a person."""
+        controller = self.controller
+        if controller is None:
+            newest = self.snapshots[0] if self.snapshots else "none"
+            return f"job {self.job_id}: not running; newest snapshot: {newest}"
+        state = (controller.checkpoint_id and "saving") or controller.state
+        return (
+            f"job {self.job_id}, incarnation {controller.incarnation}: {state}, "
+            f"{controller.finished} of {controller.rollouts_total} finished, "
+            f"{controller.running} running, {controller.failed} failed"
+        )
+
+
+def use_ray_of(settings: Settings) -> None:
+    """Make this process a future driver of the configured cluster, and of no other.
+
+    To be called before Ray is imported: it reads the environment then.
+
+    Raises:
+        SettingsError: No cluster is configured.
+    """
+    if settings.ray_address is None:
+        raise SettingsError("ray_address: not set; start the stack with `turnpoint up`")
+    os.environ.update(ray_head.environment(settings.ray_address))
+    # Its connecting is no news on a terminal, nor that it sets no signal handler in a thread.
+    logging.getLogger("ray._private.worker").setLevel(logging.ERROR)
+
+
+def look_at_job(settings: Settings, *, with_controller: bool = True) -> JobView:
+    """Ask everybody once. Blocks; what does not answer is None.
+
+    Args:
+        settings: Of the job.
+        with_controller: Ask the controller too (needs a Ray cluster that answers).
+    """
+    return asyncio.run(_look(settings, with_controller))
+
+
+async def _look(settings: Settings, with_controller: bool) -> JobView:
+    config = settings.job_config()
+    controller = await controller_status(settings, config) if with_controller else None
+    return JobView(
+        job_id=config.job_id,
+        incarnation=incarnations.newest(config.job_folder),
+        controller=controller,
+        phases=await gym_phases(settings, config),
+        snapshots=SnapshotFolder(config).snapshots(),
+    )
+
+
+async def controller_status(settings: Settings, config: JobConfig) -> ControllerStatus | None:
+    """The controller's own status; None if there is no controller of this job."""
+    use_ray_of(settings)
+    from rl import job  # Ray and torch: seconds that other commands do not pay
+
+    return await job.alive(config)
+
+
+async def gym_phases(settings: Settings, config: JobConfig) -> dict[str, Phase | None]:
+    """Phase of each Gym server by name."""
+    async with GymClient(read_secret(settings)) as gym:
+        answers = await asyncio.gather(
+            *(gym.capabilities(server.url, server.name) for server in config.servers),
+            return_exceptions=True,
+        )
+    found: dict[str, Phase | None] = {}
+    for server, answer in zip(config.servers, answers, strict=True):
+        if isinstance(answer, TurnpointError):
+            found[server.name] = None
+        elif isinstance(answer, BaseException):
+            raise answer
+        else:
+            found[server.name] = answer.phase
+    return found

@@ -1,0 +1,238 @@
+"""What a local stack consists of: each process's command line, environment and ready check.
+
+| name | what | ready when |
+|---|---|---|
+| `temporal` | Temporal dev server with its UI | it answers about the namespace `default` |
+| `ray` | Ray head | the GCS answers |
+| `policy` | vLLM with the tiny model, or the scripted policy | it lists its model |
+| `policy_model`, `simple_agent`, `counter` | the Gym servers | they answer `capabilities` |
+| `worker_1`, `worker_2` ... | snapshot workers | they say so in their log |
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from gym.protocol import Kind
+from gym.protocol.control import BASE_PATH
+from rl.messages import ServerConfig
+from rl.tiny_model import make_tiny_model
+from rl.vllm_command import POLICY_MODEL, vllm_command
+from workers import ray_head, temporal_server
+from workers.key_files import read_key_file
+from workers.ports import HOST
+from workers.settings import ENV_PREFIX, Settings
+
+GYM_MODULES = {
+    Kind.MODEL: ("policy_model", "gym.model_server"),
+    Kind.AGENT: ("simple_agent", "gym.agent_server"),
+    Kind.RESOURCE: ("counter", "gym.counter"),
+}
+"""Name and module of the stack's own Gym servers."""
+GYM_NAMES = [name for name, _ in GYM_MODULES.values()]
+WORKER_READY = '"event": "ready"'
+MODEL_FOLDER = "model"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One process of a stack."""
+
+    name: str
+    command: Sequence[str]
+    is_ready: Callable[[bytes], bool]
+    """Called with what the process has logged since its start; False: not yet."""
+    env: dict[str, str] = field(default_factory=dict)
+    """In addition to the stack's environment."""
+    url: str | None = None
+    after: frozenset[str] = frozenset()
+    """Started only when these are ready."""
+
+
+def ports_needed(settings: Settings) -> list[str]:
+    """Names of the ports that a stack of these settings listens on."""
+    names = []
+    if settings.temporal_address is None:
+        names += ["temporal", "temporal_ui"]
+    if settings.ray_address is None:
+        names += ["ray", "ray_client", "ray_agent"]
+    if not settings.policy.startswith("http"):
+        names.append("policy")
+    if not settings.servers:
+        names += GYM_NAMES
+    return [*names, "generation"] if settings.generation_port is None else names
+
+
+def resolve(settings: Settings, ports: dict[str, int]) -> Settings:
+    """The settings with everything that `up` decides: addresses, URLs, files.
+
+    For the policy `vllm` the tiny model is made in the state folder, if it is not there.
+    """
+    found: dict[str, object] = {
+        "ports": {name: port for name, port in settings.ports.items() if name in ports},
+        "snapshot_root": settings.snapshots,
+        "control_token_file": settings.token_file,
+        "snapshot_key_file": settings.key_file,
+        "generation_port": settings.generation_port or ports["generation"],
+    }
+    if settings.temporal_address is None:
+        found["temporal_address"] = f"{HOST}:{ports['temporal']}"
+        found["temporal_ui"] = f"http://{HOST}:{ports['temporal_ui']}"
+    if settings.ray_address is None:
+        found["ray_address"] = f"{HOST}:{ports['ray']}"
+    if settings.policy.startswith("http"):
+        base = settings.policy.rstrip("/")
+        found["policy_url"] = base if base.endswith("/v1") else f"{base}/v1"
+    else:
+        found["policy_url"] = f"http://{HOST}:{ports['policy']}/v1"
+        found["policy_model"] = POLICY_MODEL
+    if settings.policy == "vllm" and not settings.policy_sha256:
+        found["policy_sha256"] = make_tiny_model(settings.state_dir / MODEL_FOLDER)
+    if not settings.servers:
+        found["servers"] = [
+            ServerConfig(name=name, kind=kind, url=f"http://{HOST}:{ports[name]}")
+            for kind, (name, _) in GYM_MODULES.items()
+        ]
+    return settings.model_copy(update=found)
+
+
+def child_environment(settings: Settings) -> dict[str, str]:
+    """The environment of every process of the stack, before its marks.
+
+    What the caller's environment says about Ray, Temporal and Turnpoint is left out: a child
+    belongs to this stack alone.
+    """
+    prefixes = ("RAY_", "TEMPORAL_", ENV_PREFIX)
+    env = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
+    env |= settings.environment()
+    if settings.ray_address is not None:
+        env |= ray_head.environment(settings.ray_address)
+    if settings.temporal_address is not None:
+        env["TEMPORAL_ADDRESS"] = settings.temporal_address
+    else:
+        env |= {name: os.environ[name] for name in os.environ if name.startswith("TEMPORAL_")}
+    return env
+
+
+def parts(
+    settings: Settings, ports: dict[str, int], *, ray_folder: Path, expect_restore: bool
+) -> list[Part]:
+    """The processes of a stack, in the order in which they are started.
+
+    Args:
+        settings: As `resolve` answered them.
+        ports: The chosen ports by name.
+        ray_folder: Ray's temporary folder.
+        expect_restore: Whether the Gym servers start awaiting a restore.
+    """
+    found = []
+    if "temporal" in ports:
+        found.append(_temporal(settings, ports))
+    if "ray" in ports:
+        found.append(_ray(settings, ports, ray_folder))
+    if "policy" in ports:
+        found.append(_policy(settings, ports["policy"]))
+    if "counter" in ports:
+        found += [_gym(settings, kind, ports, expect_restore) for kind in GYM_MODULES]
+    needs = frozenset(part.name for part in found if part.name in ("temporal", "ray"))
+    found += [_worker(f"worker_{n}", needs) for n in range(1, settings.workers + 1)]
+    return found
+
+
+def _temporal(settings: Settings, ports: dict[str, int]) -> Part:
+    address = f"{HOST}:{ports['temporal']}"
+    return Part(
+        name="temporal",
+        command=temporal_server.command(
+            ports["temporal"], ports["temporal_ui"], settings.state_dir
+        ),
+        is_ready=lambda log: temporal_server.is_ready(address),
+        url=f"http://{HOST}:{ports['temporal_ui']}",
+    )
+
+
+def _ray(settings: Settings, ports: dict[str, int], folder: Path) -> Part:
+    address = f"{HOST}:{ports['ray']}"
+    return Part(
+        name="ray",
+        command=ray_head.command(
+            ports["ray"],
+            client_port=ports["ray_client"],
+            agent_port=ports["ray_agent"],
+            cpus=settings.ray_cpus,
+            folder=folder,
+        ),
+        is_ready=lambda log: ray_head.is_ready(address),
+        url=address,
+    )
+
+
+def _policy(settings: Settings, port: int) -> Part:
+    base = f"http://{HOST}:{port}"
+    if settings.policy == "scripted":
+        command = [sys.executable, "-m", "rl.scripted_policy", "--port", str(port)]
+        env: dict[str, str] = {}
+    else:
+        command, env = vllm_command(settings.state_dir / MODEL_FOLDER, port, host=HOST)
+    return Part(
+        name="policy",
+        command=[*command, *_flags(settings, "policy")],
+        env=env,
+        is_ready=lambda log: _answers(f"{base}/v1/models"),
+        url=f"{base}/v1",
+    )
+
+
+def _gym(settings: Settings, kind: Kind, ports: dict[str, int], expect_restore: bool) -> Part:
+    name, module = GYM_MODULES[kind]
+    url = f"http://{HOST}:{ports[name]}"
+    flags = {
+        "name": name,
+        "port": str(ports[name]),
+        "snapshot-root": str(settings.snapshots),
+        "control-token-file": str(settings.token_file),
+        "expect-restore": str(expect_restore).lower(),
+    }
+    if kind is Kind.MODEL:
+        flags["generation-url"] = f"http://{HOST}:{settings.generation_port}/v1"
+    if kind is Kind.AGENT:
+        flags["model-url"] = f"http://{HOST}:{ports['policy_model']}"
+        flags["resource"] = f"counter=http://{HOST}:{ports['counter']}"
+    command = [sys.executable, "-m", module]
+    for flag, value in flags.items():
+        command += [f"--{flag}", value]
+    token = read_key_file(settings.token_file, "control_token")
+    headers = {"Authorization": f"Bearer {token.get_secret_value()}"}
+    return Part(
+        name=name,
+        command=[*command, *_flags(settings, name)],
+        is_ready=lambda log: _answers(f"{url}{BASE_PATH}/capabilities", headers),
+        url=url,
+    )
+
+
+def _worker(name: str, after: frozenset[str]) -> Part:
+    return Part(
+        name=name,
+        command=[sys.executable, "-m", "workers.worker"],
+        is_ready=lambda log: WORKER_READY.encode() in log,
+        after=after,
+    )
+
+
+def _flags(settings: Settings, name: str) -> list[str]:
+    options = settings.options.get(name, {})
+    return [word for flag, value in options.items() for word in (f"--{flag}", value)]
+
+
+def _answers(url: str, headers: dict[str, str] | None = None) -> bool:
+    try:
+        return httpx.get(url, headers=headers, timeout=2, trust_env=False).is_success
+    except httpx.TransportError:
+        return False

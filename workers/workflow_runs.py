@@ -1,0 +1,111 @@
+"""Starting saves and restores on Temporal, and following them by their phases.
+
+Leaving (Ctrl-C) ends only the looking on: the workflow goes on, and Temporal keeps its result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+from temporalio.client import (
+    Client,
+    WorkflowFailureError,
+    WorkflowHandle,
+    WorkflowQueryFailedError,
+    WorkflowQueryRejectedError,
+)
+from temporalio.exceptions import (
+    ApplicationError,
+    CancelledError,
+    TerminatedError,
+    WorkflowAlreadyStartedError,
+)
+from temporalio.service import RPCError
+
+from activities.contract import TASK_QUEUE, Progress
+from workers.errors import Refused, WorkerRoomError
+
+Result = TypeVar("Result", bound=BaseModel)
+Shown = Callable[[Progress], None]
+
+LOOK_EVERY_S = 0.2
+QUERY_LIMIT = timedelta(seconds=2)
+
+
+class WorkflowFailed(WorkerRoomError):
+    """A save or restore ended with a typed failure.
+
+    Args:
+        type: The failure's stable type.
+        message: Its sentence.
+        workflow_id: Where the UI shows it.
+    """
+
+    def __init__(self, type: str, message: str, workflow_id: str) -> None:
+        """Keep the type: scripts tell failures apart by it."""
+        super().__init__(f"{type}: {message} (workflow {workflow_id})")
+        self.code = type  # type: ignore[misc]
+        self.type = type
+        self.workflow_id = workflow_id
+
+
+def workflow_id(job_id: str, what: str, name: str | None = None) -> str:
+    """`<job_id>/<what>/<time or name>` (design section 9)."""
+    now = datetime.now(UTC)
+    return f"{job_id}/{what}/{name or now.strftime('%Y-%m-%dT%H-%M-%S.') + f'{now:%f}'[:3]}"
+
+
+async def start(
+    client: Client, workflow: str, given: BaseModel, id: str
+) -> WorkflowHandle[Any, Any]:
+    """Start a workflow on the snapshot workers' task queue.
+
+    Raises:
+        Refused: One of this id runs already.
+    """
+    try:
+        return await client.start_workflow(workflow, given, id=id, task_queue=TASK_QUEUE)
+    except WorkflowAlreadyStartedError:
+        raise Refused(f"a workflow {id} runs already; look at it in the Temporal UI") from None
+
+
+async def follow(
+    handle: WorkflowHandle[Any, Any], result_type: type[Result], shown: Shown
+) -> Result:
+    """Wait for a workflow and show its phases as they go by.
+
+    Raises:
+        WorkflowFailed: It failed, was cancelled or terminated.
+    """
+    ending = asyncio.create_task(handle.result())
+    try:
+        while not ending.done():
+            await asyncio.wait({ending}, timeout=LOOK_EVERY_S)
+            await _look(handle, shown)
+        return result_type.model_validate(ending.result())
+    except WorkflowFailureError as error:
+        raise _failed(error, handle.id) from None
+    finally:
+        ending.cancel()
+
+
+async def _look(handle: WorkflowHandle[Any, Any], shown: Shown) -> None:
+    try:
+        shown(await handle.query("progress", result_type=Progress, rpc_timeout=QUERY_LIMIT))
+    except (RPCError, WorkflowQueryFailedError, WorkflowQueryRejectedError):
+        return  # no worker has it at this moment: the result decides, this only looks on
+
+
+def _failed(error: WorkflowFailureError, id: str) -> WorkflowFailed:
+    cause = error.cause
+    if isinstance(cause, ApplicationError):
+        return WorkflowFailed(cause.type or "failed", cause.message, id)
+    if isinstance(cause, CancelledError):
+        return WorkflowFailed("cancelled", "the workflow was cancelled", id)
+    if isinstance(cause, TerminatedError):
+        return WorkflowFailed("terminated", "the workflow was terminated", id)
+    return WorkflowFailed("failed", type(cause).__name__, id)
