@@ -3,7 +3,7 @@
 TurnpointError                 code, status, whether a retry can help, who it concerns
 ├── ProtocolError              a Gym server's typed refusal (design section 6)
 │   ├── Unauthorized           401 unauthorized
-│   ├── InvalidRequest         422 invalid_request: a field that does not parse (named, value hidden)
+│   ├── InvalidRequest         422 invalid_request: a field does not parse (named, value hidden)
 │   ├── NotImplementedYet      501 not_implemented
 │   ├── InvalidPhase           409 invalid_phase
 │   ├── CheckpointConflict     409 checkpoint_conflict: another id holds the server

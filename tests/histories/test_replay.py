@@ -36,7 +36,11 @@ def test_every_outcome_has_a_history() -> None:
 @pytest.mark.parametrize("path", HISTORIES, ids=lambda path: f"{path.parent.name}-{path.stem}")
 async def test_a_history_replays(path: Path) -> None:
     replayer = Replayer(workflows=WORKFLOWS, data_converter=pydantic_data_converter)
-    await replayer.replay_workflow(WorkflowHistory.from_json(path.stem, path.read_text()))
+    await replayer.replay_workflow(_history(path))
+
+
+def _history(path: Path) -> WorkflowHistory:
+    return WorkflowHistory.from_json(path.stem, path.read_text())
 
 
 async def test_a_changed_order_is_found() -> None:
@@ -45,4 +49,4 @@ async def test_a_changed_order_is_found() -> None:
         workflows=[changed_order.SaveSnapshot], data_converter=pydantic_data_converter
     )
     with pytest.raises(workflow.NondeterminismError):
-        await replayer.replay_workflow(WorkflowHistory.from_json(path.stem, path.read_text()))
+        await replayer.replay_workflow(_history(path))

@@ -20,7 +20,6 @@ import psutil
 from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 
 from activities.contract import SaveOutcome, SaveResult
-
 from gym.client import GymClient
 from gym.protocol import Kind, Phase, Status, StatusRequest
 from rl.snapshot_folder import SnapshotFolder
