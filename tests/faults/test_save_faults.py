@@ -14,7 +14,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
+from temporalio.client import (
+    Client,
+    WorkflowExecutionStatus,
+    WorkflowFailureError,
+    WorkflowHandle,
+)
 
 from activities.contract import TASK_QUEUE, SaveInput
 from tests.real.live import AGENT, JOB, Live, published, until, wait_for
@@ -107,7 +112,7 @@ async def test_the_other_worker_finishes_a_save_whose_worker_is_killed(
     assert result.snapshot is not None
     live.snapshots.verify(result.snapshot)
     await goes_on(live, 20)
-    await asyncio.to_thread(live.start_held_worker, name)
+    live.start_held_worker(name, wait=False)  # gets ready while the next test begins
 
 
 @pytest.mark.parametrize("point", UNTIL_CUT)
@@ -156,8 +161,21 @@ async def test_a_terminated_save_lets_rollouts_go_on_within_the_lease(
     async def swept() -> bool:
         return live.left_over() == []
 
-    await until(swept, "the tmp folder to go", LEASE_S + 10)
+    await until(swept, "the tmp folder to go", LEASE_S + 2)
     intact(live)
+    await until(lambda: _publishes(client), "the controller to let go as well", LEASE_S + 5)
+
+
+async def _publishes(client: Client) -> bool:
+    """Whether a save is agreed to and publishes; a refusal that passes is a no."""
+    handle = await start(client)
+    try:
+        await handle.result()
+    except WorkflowFailureError as error:
+        kind = getattr(error.cause, "type", None)
+        assert kind in ("checkpoint_running", "data_plane_busy", "unchanged"), error.cause
+        return False
+    return True
 
 
 async def _ended(handle: WorkflowHandle[object, object]) -> bool:

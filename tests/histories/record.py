@@ -36,9 +36,10 @@ async def record(folder: Path) -> None:
         live.start_held_worker("held_1")
         live.cli("run", "--generations", "1", "--detach")
         client = await live.client()
-        await until(lambda: _turns(live, 5), "a turn of each rollout")
+        await _another_turn(live)
         await _keep(client, "SaveSnapshot", "published", SaveInput(job_id=JOB))
 
+        await _another_turn(live)
         with live.hold("commit_checkpoint.before") as reached:
             cancelled = asyncio.create_task(
                 _keep(client, "SaveSnapshot", "cancelled", SaveInput(job_id=JOB))
@@ -47,6 +48,7 @@ async def record(folder: Path) -> None:
             await client.get_workflow_handle(f"{JOB}/SaveSnapshot/cancelled").cancel()
             await cancelled
 
+        await _another_turn(live)
         for process in live.pids(RESOURCE):
             process.send_signal(signal.SIGSTOP)
         await _keep(client, "SaveSnapshot", "failed", SaveInput(job_id=JOB))
@@ -59,8 +61,14 @@ async def record(folder: Path) -> None:
         live.down()
 
 
-async def _turns(live: Live, least: int) -> bool:
-    return await live.turns() >= least
+async def _another_turn(live: Live) -> None:
+    """A save without one is refused as unchanged."""
+    before = await live.turns()
+
+    async def gone_on() -> bool:
+        return await live.turns() > before
+
+    await until(gone_on, "another turn")
 
 
 async def _keep(client: Client, workflow: str, outcome: str, given: Any) -> None:
@@ -75,7 +83,8 @@ async def _keep(client: Client, workflow: str, outcome: str, given: Any) -> None
 def _write(workflow: str, outcome: str, text: str) -> None:
     target = FOLDER / workflow / f"{outcome}.json"
     target.parent.mkdir(exist_ok=True)
-    target.write_text(text + "\n")
+    here = f"{FOLDER.parents[1]}/"  # stack traces name the machine's folders
+    target.write_text(text.replace(here, "") + "\n")
 
 
 def main() -> None:

@@ -198,8 +198,8 @@ class Live:
 
     # --- workers that can be held -------------------------------------------------------------
 
-    def start_held_worker(self, name: str) -> psutil.Process:
-        """Start a worker whose activities `hold` can stop; ready on return."""
+    def start_held_worker(self, name: str, *, wait: bool = True) -> psutil.Process:
+        """Start a worker whose activities `hold` can stop; with `wait` it is ready on return."""
         record = self.stack.record()
         assert record is not None
         log = self.folder / "logs" / f"{name}.log"
@@ -212,7 +212,8 @@ class Live:
             folder=Path(__file__).parents[2],
             log=log,
         )
-        wait_for(lambda: b'"event": "ready"' in log.read_bytes()[seen:], f"{name} to be ready")
+        if wait:
+            wait_for(lambda: b'"event": "ready"' in log.read_bytes()[seen:], f"{name} to be ready")
         return process
 
     @contextmanager
