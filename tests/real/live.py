@@ -94,6 +94,12 @@ class Live:
         assert record is not None
         return marked(record.stack_id, {name})
 
+    def actor(self, name: str) -> psutil.Process:
+        """The process of a Ray actor, by the beginning of its class's name."""
+        found = [p for p in self.pids("ray") if p.cmdline()[0].startswith(f"ray::{name}")]
+        assert len(found) == 1, f"{len(found)} processes of {name}"
+        return found[0]
+
     def cli(self, *words: str, fails: bool = False) -> Any:
         """Run `turnpoint ... --json` and read what it prints.
 

@@ -8,22 +8,31 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
 from activities.contract import RestoreResult, SaveResult
-from tests.real.live import AGENT, JOB, MODEL, RESOURCE, Live, until, wait_for
+from gym.protocol import canonical_json
+from tests.real.live import AGENT, JOB, MODEL, RESOURCE, Live, published, until, wait_for
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(420)]
 GENERATIONS = 2
 OPTIONS = {
-    "policy": {"delay-s": "0.7", "turns": "5", "turns-spread": "4"},
+    "policy": {"delay-s": "0.7", "turns": "4", "turns-spread": "6"},
     AGENT: {"max-steps": "12"},
 }
+
+
+SAVE = f"{JOB}/save/by-hand"
 
 
 @dataclass(frozen=True)
@@ -64,17 +73,28 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
 
 
 async def _save(live: Live) -> SaveResult:
-    """Start a save as an operator does: by Temporal's own command line, with JSON."""
+    """Start a save as an operator does: by Temporal's own command line, with JSON.
+
+    The NemoGym actor stands still from before the first rollout ends until the save has begun,
+    so the save meets finished results that nobody has acknowledged.
+    """
 
     async def under_way() -> bool:
-        return await live.turns() >= 15
+        return await live.turns() >= 10
 
-    await until(under_way, "two turns of most rollouts")
-    workflow_id = f"{JOB}/save/by-hand"
-    live.temporal_start("SaveSnapshot", workflow_id, {"job_id": JOB, "name": "by-hand"})
+    async def kept() -> bool:
+        return (await live.statuses())[AGENT].counts.unacknowledged > 0
+
+    await until(under_way, "a turn of each rollout")
+    actor = live.actor("NemoGym")
+    actor.suspend()
+    try:
+        await until(kept, "a finished result")
+        live.temporal_start("SaveSnapshot", SAVE, {"job_id": JOB, "name": "by-hand"})
+    finally:
+        actor.resume()
     client = await live.client()
-    handle = client.get_workflow_handle(workflow_id)
-    return SaveResult.model_validate(await asyncio.wait_for(handle.result(), 60))
+    return await published(client.get_workflow_handle(SAVE))
 
 
 async def _one_more_turn(live: Live) -> None:
@@ -153,7 +173,8 @@ def test_the_conversation_holds_the_turns_before_the_crash_byte_for_byte(story: 
         result = story.rows[rollout]["result"]
         before = state["conversation"]
         after = [*result["responses_create_params"]["input"], *result["response"]["output"]]
-        assert json.dumps(after[: len(before)]) == json.dumps(before)
+        # The row keeps the result in its canonical form: keys sorted, values as they were.
+        assert canonical_json(after[: len(before)]) == canonical_json(before)
         assert len(after) > len(before)
         compared += len(before) - len(result["responses_create_params"]["input"])
     assert compared > 0
@@ -198,6 +219,73 @@ def test_every_server_is_called_in_the_designs_order(story: Story) -> None:
     ]
     if opened:
         assert min(opened) > resumed
+
+
+def test_a_result_finished_before_the_save_is_acknowledged_before_prepare_is_over(
+    story: Story,
+) -> None:
+    """It is in the rows once and never also a continuation."""
+    prepared = next(
+        line["ts"]
+        for line in story.live.log(AGENT, "control")
+        if line["operation"] == "prepare"
+        and line["state"] == "end"
+        and line.get("checkpoint_id") == story.saved.checkpoint_id
+    )
+    acknowledged = [
+        line["ts"]
+        for line in story.live.log(AGENT, "control")
+        if line["operation"] == "acknowledge" and line["state"] == "end"
+    ]
+    finished = set(story.rows) - {entry["rollout_id"] for entry in story.continuations}
+    assert story.restored.finished_rollouts == len(finished) > 0
+    assert sum(at < prepared for at in acknowledged) >= len(finished)
+    for rollout in finished:
+        assert story.rows[rollout]["tag"]["attempt_index"] == 0
+
+
+def test_the_temporal_ui_shows_the_save(story: Story, tmp_path: Path) -> None:
+    """Phases in the details, pause and outcome as search attributes, in a real browser."""
+    browser = shutil.which("chromium")
+    if browser is None:
+        assert "CI" not in os.environ, ".ci/run installs chromium"
+        pytest.skip("no chromium on this machine: `apt-get install chromium`")
+    record = story.live.stack.record()
+    assert record is not None
+    page = (
+        f"{record.temporal_ui}/namespaces/default/workflows/{quote(SAVE, safe='')}/{_run_id(story)}"
+    )
+    details = _dom(browser, f"{page}/user-metadata", tmp_path)
+    for phase in ("close_admission", "prepare_checkpoint", "cut_rl_state", "resume_checkpoint"):
+        assert phase in details
+    parked = re.findall(r"[0-9]+ parked", details)
+    assert f"{story.saved.parked_rollouts} parked" in parked
+    attributes = _dom(browser, f"{page}/search-attributes", tmp_path)
+    assert story.saved.pause_s is not None
+    for word in ("TurnpointOutcome", "published", "TurnpointPauseMs"):
+        assert word in attributes
+    assert str(round(story.saved.pause_s * 1000)) in attributes
+
+
+def _run_id(story: Story) -> str:
+    async def ask() -> str:
+        client = await story.live.client()
+        return (await client.get_workflow_handle(SAVE).describe()).run_id
+
+    return asyncio.run(ask())
+
+
+def _dom(browser: str, page: str, profile: Path) -> str:
+    """The page after its scripts have run."""
+    flags = [
+        *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+        *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+        *(f"--user-data-dir={profile}", "--virtual-time-budget=20000", "--dump-dom"),
+    ]
+    done = subprocess.run(
+        [browser, *flags, page], capture_output=True, text=True, timeout=90, check=True
+    )
+    return done.stdout
 
 
 def test_a_named_save_keeps_its_name_in_the_manifest(story: Story) -> None:
