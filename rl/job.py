@@ -113,8 +113,11 @@ async def kill_actors() -> list[str]:
     """
     await attached()
     found = await asyncio.to_thread(_named)
-    for name, namespace in found:
-        await asyncio.to_thread(_kill, name, namespace)
+    # All handles first: with the last of a driver's actors Ray forgets their classes, and then
+    # even a handle of one that is just dying cannot be made.
+    handles = await asyncio.to_thread(_handles, found)
+    for handle in handles:
+        await asyncio.to_thread(ray.kill, handle, no_restart=True)
     left = found
     try:
         async with asyncio.timeout(_GONE_LIMIT_S):
@@ -193,7 +196,12 @@ def _is_ours(actor: dict[str, str]) -> bool:
     return actor["namespace"] == RAY_NAMESPACE and actor["name"] in _OWN
 
 
-def _kill(name: str, namespace: str) -> None:
-    # ValueError: it has died since it was listed.
-    with contextlib.suppress(ValueError):
-        ray.kill(ray.get_actor(name, namespace=namespace), no_restart=True)
+def _handles(named: list[tuple[str, str]]) -> list[Any]:
+    """Handles of the actors that can still be killed; the others are dying already."""
+    found = []
+    for name, namespace in named:
+        # ValueError: it has died since it was listed. AssertionError: Ray has forgotten its
+        # class, which it does when the driver that made it and all its actors are gone.
+        with contextlib.suppress(ValueError, AssertionError):
+            found.append(ray.get_actor(name, namespace=namespace))
+    return found

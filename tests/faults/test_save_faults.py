@@ -77,17 +77,16 @@ async def start(client: Client) -> WorkflowHandle[object, object]:
 
 
 async def goes_on(live: Live, limit_s: float) -> float:
-    """Wait until every server is open and another turn is in the ledger; how long it took."""
+    """Wait until every server is open and another mutation is applied; how long it took."""
     before: int | None = None
 
     async def gone_on() -> bool:
         nonlocal before
         if not await live.all_open():
             return False
-        turns = await live.turns()
         if before is None:
-            before = turns
-        return turns > before
+            before = live.mutations()
+        return live.mutations() > before
 
     return await until(gone_on, "the rollouts to go on", limit_s)
 

@@ -16,7 +16,7 @@ from typing import Any
 from temporalio.client import Client, WorkflowFailureError
 
 from activities.contract import TASK_QUEUE, RestoreInput, SaveInput
-from tests.real.live import AGENT, JOB, RESOURCE, Live, until, wait_for
+from tests.real.live import AGENT, JOB, RESOURCE, Live, wait_for
 
 FOLDER = Path(__file__).parent
 OPTIONS = {
@@ -63,12 +63,8 @@ async def record(folder: Path) -> None:
 
 async def _another_turn(live: Live) -> None:
     """A save without one is refused as unchanged."""
-    before = await live.turns()
-
-    async def gone_on() -> bool:
-        return await live.turns() > before
-
-    await until(gone_on, "another turn")
+    before = live.mutations()
+    await asyncio.to_thread(wait_for, lambda: live.mutations() > before, "another turn")
 
 
 async def _keep(client: Client, workflow: str, outcome: str, given: Any) -> None:

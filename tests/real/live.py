@@ -160,9 +160,12 @@ class Live:
         """Whether every Gym server accepts work."""
         return all(status.phase is Phase.OPEN for status in (await self.statuses()).values())
 
-    async def turns(self) -> int:
-        """Model calls in the policy model server's ledger."""
-        return (await self.statuses())["policy_model"].counts.ledger_rows
+    def mutations(self) -> int:
+        """Mutations that the resource server has applied; it only rises.
+
+        (The model server's ledger shrinks when finished rollouts are forgotten.)
+        """
+        return len(self.log("counter", "mutation"))
 
     def is_finished(self) -> bool:
         """Whether the job has come to its end."""

@@ -9,16 +9,16 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import shutil
-import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
+from playwright.sync_api import Browser, Playwright, sync_playwright
 
 from activities.contract import RestoreResult, SaveResult
 from gym.protocol import canonical_json
@@ -62,7 +62,8 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         part = live.snapshots.path / saved.snapshot / "gym" / AGENT
         continuations = _jsonl(part / "continuations.jsonl")
         states = {state["rollout_id"]: state for state in _jsonl(part / "agent_state.jsonl")}
-        asyncio.run(_one_more_turn(live))
+        before = live.mutations()
+        wait_for(lambda: live.mutations() >= before + 3, "some turns after the save")
         live.crash()
         live.up()
         restored = asyncio.run(_restore(live))
@@ -78,14 +79,14 @@ async def _save(live: Live) -> SaveResult:
     The NemoGym actor stands still from before the first rollout ends until the save has begun,
     so the save meets finished results that nobody has acknowledged.
     """
-
-    async def under_way() -> bool:
-        return await live.turns() >= 10
+    before = live.mutations()
+    await asyncio.to_thread(
+        wait_for, lambda: live.mutations() >= before + 20, "a turn of each rollout"
+    )
 
     async def kept() -> bool:
         return (await live.statuses())[AGENT].counts.unacknowledged > 0
 
-    await until(under_way, "a turn of each rollout")
     actor = live.actor("NemoGym")
     actor.suspend()
     try:
@@ -95,15 +96,6 @@ async def _save(live: Live) -> SaveResult:
         actor.resume()
     client = await live.client()
     return await published(client.get_workflow_handle(SAVE))
-
-
-async def _one_more_turn(live: Live) -> None:
-    before = await live.turns()
-
-    async def gone_on() -> bool:
-        return await live.turns() > before
-
-    await until(gone_on, "a turn after the save")
 
 
 async def _restore(live: Live) -> RestoreResult:
@@ -244,7 +236,7 @@ def test_a_result_finished_before_the_save_is_acknowledged_before_prepare_is_ove
         assert story.rows[rollout]["tag"]["attempt_index"] == 0
 
 
-def test_the_temporal_ui_shows_the_save(story: Story, tmp_path: Path) -> None:
+def test_the_temporal_ui_shows_the_save(story: Story) -> None:
     """Phases in the details, pause and outcome as search attributes, in a real browser."""
     browser = shutil.which("chromium")
     if browser is None:
@@ -252,19 +244,22 @@ def test_the_temporal_ui_shows_the_save(story: Story, tmp_path: Path) -> None:
         pytest.skip("no chromium on this machine: `apt-get install chromium`")
     record = story.live.stack.record()
     assert record is not None
-    page = (
-        f"{record.temporal_ui}/namespaces/default/workflows/{quote(SAVE, safe='')}/{_run_id(story)}"
-    )
-    details = _dom(browser, f"{page}/user-metadata", tmp_path)
-    for phase in ("close_admission", "prepare_checkpoint", "cut_rl_state", "resume_checkpoint"):
-        assert phase in details
-    parked = re.findall(r"[0-9]+ parked", details)
-    assert f"{story.saved.parked_rollouts} parked" in parked
-    attributes = _dom(browser, f"{page}/search-attributes", tmp_path)
     assert story.saved.pause_s is not None
-    for word in ("TurnpointOutcome", "published", "TurnpointPauseMs"):
-        assert word in attributes
-    assert str(round(story.saved.pause_s * 1000)) in attributes
+    page_of_save = f"{record.temporal_ui}/namespaces/default/workflows/{quote(SAVE, safe='')}"
+    run_id = _run_id(story)
+    with sync_playwright() as playwright, _browser(playwright, browser) as chromium:
+        page = chromium.new_page()
+        page.goto(f"{page_of_save}/{run_id}/user-metadata")
+        details = page.frame_locator("iframe").locator("body")
+        details.get_by_text(f"{story.saved.parked_rollouts} parked").first.wait_for()
+        shown = details.inner_text()
+        for phase in ("close_admission", "prepare_checkpoint", "cut_rl_state", "publish_snapshot"):
+            assert phase in shown
+        page.goto(f"{page_of_save}/{run_id}/search-attributes")
+        page.get_by_text("TurnpointOutcome").first.wait_for()
+        attributes = page.inner_text("body")
+    assert '"published"' in attributes
+    assert f'"TurnpointPauseMs": {round(story.saved.pause_s * 1000)}' in attributes
 
 
 def _run_id(story: Story) -> str:
@@ -275,17 +270,14 @@ def _run_id(story: Story) -> str:
     return asyncio.run(ask())
 
 
-def _dom(browser: str, page: str, profile: Path) -> str:
-    """The page after its scripts have run."""
-    flags = [
-        *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-        *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-        *(f"--user-data-dir={profile}", "--virtual-time-budget=20000", "--dump-dom"),
-    ]
-    done = subprocess.run(
-        [browser, *flags, page], capture_output=True, text=True, timeout=90, check=True
-    )
-    return done.stdout
+@contextmanager
+def _browser(playwright: Playwright, path: str) -> Iterator[Browser]:
+    flags = ["--no-sandbox", "--disable-background-networking", "--disable-component-update"]
+    browser = playwright.chromium.launch(executable_path=path, args=[*flags, "--disable-sync"])
+    try:
+        yield browser
+    finally:
+        browser.close()
 
 
 def test_a_named_save_keeps_its_name_in_the_manifest(story: Story) -> None:
