@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,12 +41,21 @@ class Story:
     """What the one run of this module left to look at."""
 
     live: Live
+    began: float
     undisturbed: dict[str, dict[str, Any]]
     saved: SaveResult
     restored: RestoreResult
     continuations: list[dict[str, Any]]
     states: dict[str, dict[str, Any]]
     rows: dict[str, dict[str, Any]]
+
+    def accepted(self) -> dict[str, float]:
+        """When the agent first accepted each rollout of the second job."""
+        found: dict[str, float] = {}
+        for line in self.live.log(AGENT, "run_accepted"):
+            if line["ts"] > self.began:
+                found.setdefault(line["rollout_id"], line["ts"])
+        return found
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +66,11 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         live.up()
         live.cli("run", "--generations", str(GENERATIONS))
         undisturbed = live.rows()
-        live.cli("run", "--generations", str(GENERATIONS), "--fresh", "--detach")
+        began = time.time()
+        live.cli(
+            *("run", "--generations", str(GENERATIONS), "--max-inflight", "7"),
+            *("--fresh", "--detach"),
+        )
         saved = asyncio.run(_save(live))
         assert saved.snapshot is not None
         part = live.snapshots.path / saved.snapshot / "gym" / AGENT
@@ -68,7 +82,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         live.up()
         restored = asyncio.run(_restore(live))
         wait_for(live.is_finished, "the job to finish", 120)
-        yield Story(live, undisturbed, saved, restored, continuations, states, live.rows())
+        yield Story(live, began, undisturbed, saved, restored, continuations, states, live.rows())
     finally:
         live.down()
 
@@ -203,14 +217,11 @@ def test_every_server_is_called_in_the_designs_order(story: Story) -> None:
         "resume": [RESOURCE, MODEL, AGENT],
     }
     assert list(order) == ["prepare", "commit", "resume"]
+    closed = min(at for at, *_ in calls)
     resumed = max(at for at, operation, _, _ in calls if operation == "resume")
-    opened = [
-        line["ts"]
-        for line in story.live.log("ray", "admission_opened")
-        if line["checkpoint_id"] == story.saved.checkpoint_id
-    ]
-    if opened:
-        assert min(opened) > resumed
+    sent = story.accepted().values()
+    assert [at for at in sent if closed < at < resumed] == []
+    assert [at for at in sent if at > resumed], "a rollout was waiting to be sent"
 
 
 def test_a_result_finished_before_the_save_is_acknowledged_before_prepare_is_over(
@@ -229,7 +240,8 @@ def test_a_result_finished_before_the_save_is_acknowledged_before_prepare_is_ove
         for line in story.live.log(AGENT, "control")
         if line["operation"] == "acknowledge" and line["state"] == "end"
     ]
-    finished = set(story.rows) - {entry["rollout_id"] for entry in story.continuations}
+    started = {rollout for rollout, at in story.accepted().items() if at < prepared}
+    finished = started - {entry["rollout_id"] for entry in story.continuations}
     assert story.restored.finished_rollouts == len(finished) > 0
     assert sum(at < prepared for at in acknowledged) >= len(finished)
     for rollout in finished:
