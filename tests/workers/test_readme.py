@@ -1,0 +1,49 @@
+"""Every command that README and CONTRIBUTING show exists, with the flags they give it.
+
+`tests/real/test_story.py` and the demo run them; this finds the one that was renamed.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from workers.cli import app
+
+ROOT = Path(__file__).parents[2]
+PAGES = ["README.md", "CONTRIBUTING.md"]
+
+
+def shown(program: str) -> list[str]:
+    """The command lines of a program in the pages' code blocks."""
+    found = []
+    for page in PAGES:
+        for block in re.findall(r"```console\n(.*?)```", (ROOT / page).read_text(), re.DOTALL):
+            joined = block.replace("\\\n", " ")
+            found += re.findall(rf"^\s*\$ (?:[A-Z_]+=\S+ )*{program} (.*)$", joined, re.MULTILINE)
+    return sorted(set(found))
+
+
+@pytest.mark.parametrize("line", shown("turnpoint"))
+def test_a_turnpoint_command_exists_with_its_flags(line: str) -> None:
+    words = shlex.split(line, comments=True)
+    done = CliRunner().invoke(app, [words[0], "--help"], env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    for word in words[1:]:
+        if word.startswith("--"):
+            assert word in done.output
+
+
+@pytest.mark.parametrize("line", shown("make"))
+def test_a_make_target_exists(line: str) -> None:
+    target = shlex.split(line, comments=True)[0]
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+def test_the_pages_show_commands() -> None:
+    assert len(shown("turnpoint")) >= 6
+    assert shown("make")
