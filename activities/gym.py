@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 
-from rl.fan_out import discover_and_join, resume_servers
 from temporalio import activity
 from temporalio.client import Client
 
@@ -33,6 +32,7 @@ from gym.client import GymClient
 from gym.protocol import DeadlineExceeded, NotReady, WrittenFile
 from rl.actors import call
 from rl.errors import ActorLost
+from rl.fan_out import discover_and_join, resume_servers
 from rl.incarnations import record_origin
 from rl.messages import NEMO_GYM, SINGLE_CONTROLLER, JobConfig, JoinedServer, ServerReport
 

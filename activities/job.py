@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 
-from rl.fan_out import reset_servers
 from temporalio import activity
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
@@ -36,6 +35,7 @@ from gym.protocol import NotImplementedYet
 from rl import incarnations, job
 from rl.actors import call
 from rl.errors import JobAlive
+from rl.fan_out import reset_servers
 from rl.messages import DATA_PLANE_HOST, SINGLE_CONTROLLER, JobConfig
 from rl.snapshot_folder import SnapshotFolder
 
