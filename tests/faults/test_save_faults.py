@@ -30,6 +30,8 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 LEASE_S = 5
+WORKERS = ("held_1", "held_2", "held_3")
+"""One is killed while the one killed before it is still starting: another has to be there."""
 PHASES = [
     "close_admission",
     "prepare_checkpoint",
@@ -48,15 +50,15 @@ OPTIONS = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def live(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Live]:
-    """A job whose rollouts outlast this module, with two workers that can be held."""
+    """A job whose rollouts outlast this module, with workers that can be held."""
     stack = Live(
         tmp_path_factory.mktemp("faults"), OPTIONS, port_base=27_200, workers=1, keep_latest_k=2
     )
     try:
         await asyncio.to_thread(stack.up)
         stack.stack.kill("worker_1")
-        stack.start_held_worker("held_1")
-        stack.start_held_worker("held_2")
+        for name in WORKERS:
+            stack.start_held_worker(name)
         await asyncio.to_thread(stack.cli, "run", "--generations", "1", "--detach")
         yield stack
     finally:
@@ -105,7 +107,7 @@ async def test_the_other_worker_finishes_a_save_whose_worker_is_killed(
         handle = await start(client)
         await asyncio.to_thread(wait_for, reached.exists, f"{point} to be reached")
         pid = live.holder_of(reached)
-        name = "held_1" if pid in {p.pid for p in live.pids("held_1")} else "held_2"
+        name = next(name for name in WORKERS if pid in {p.pid for p in live.pids(name)})
         os.kill(pid, signal.SIGKILL)
         result = await published(handle)
     assert result.snapshot is not None
