@@ -227,7 +227,7 @@ class PublishRequest(CheckpointRequest):
 
 
 class PublishResult(Payload):
-    """Answer of `publish_snapshot`, and of the question that is put to the disk afterwards."""
+    """Answer of `publish_snapshot`."""
 
     published: bool
     snapshot: str | None = None
@@ -256,7 +256,7 @@ class ResumeCheckpointResult(Payload):
 
 
 class AskDiskRequest(Payload):
-    """Request of `find_published` and `unpublish_snapshot`: about one checkpoint id."""
+    """Request of `unpublish_snapshot`: about one checkpoint id."""
 
     job_id: JobId
     checkpoint_id: OperationId
@@ -267,6 +267,7 @@ class UnpublishResult(Payload):
 
     published: bool
     snapshot: str | None = None
+    bytes: int = 0
     trashed: list[str] = []
 
 
@@ -418,13 +419,13 @@ class StartPumpsResult(Payload):
     ms: float
 
 
-class GiveUpRequest(RestoreStep):
+class DropRestoredRequest(RestoreStep):
     """Request of `drop_restored`: leave nothing of this try."""
 
     servers: list[JoinedServer]
 
 
-class GiveUpResult(Payload):
+class DropRestoredResult(Payload):
     """Answer of `drop_restored`."""
 
     servers: list[ServerReport]

@@ -6,8 +6,6 @@ checkpoint id (design section 4).
 
 from __future__ import annotations
 
-import time
-
 from temporalio import activity
 from temporalio.client import Client
 
@@ -48,22 +46,22 @@ class ControllerActivities:
         Raises:
             ControllerLost: No controller of this job answers: restore it.
         """
-        started = time.monotonic()
         check_job(self._config, request.job_id)
-        try:
-            answer = await call(
-                SINGLE_CONTROLLER,
-                "begin_checkpoint",
-                request.checkpoint_id,
-                request.name,
-                limit_s=BEGIN_LIMIT_S,
-            )
-        except ActorLost as error:
-            raise ControllerLost(
-                "the job has no controller: restore it with `turnpoint restore`",
-                participant=SINGLE_CONTROLLER,
-            ) from error
-        return BeginResult(**answer.model_dump(), ms=(time.monotonic() - started) * 1000)
+        async with driving(self._client, None) as budget:
+            try:
+                answer = await call(
+                    SINGLE_CONTROLLER,
+                    "begin_checkpoint",
+                    request.checkpoint_id,
+                    request.name,
+                    limit_s=BEGIN_LIMIT_S,
+                )
+            except ActorLost as error:
+                raise ControllerLost(
+                    "the job has no controller: restore it with `turnpoint restore`",
+                    participant=SINGLE_CONTROLLER,
+                ) from error
+            return BeginResult(**answer.model_dump(), ms=budget.elapsed_ms())
 
     @activity.defn
     async def close_admission(self, request: CloseAdmissionRequest) -> CloseAdmissionResult:

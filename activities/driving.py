@@ -95,7 +95,10 @@ async def driving(
 
 
 async def _beat(client: Client, lease_s: float | None, renew: Renew | None) -> None:
-    """Heartbeat for ever; ends only by an error that ends the try."""
+    """Heartbeat for ever; ends only by an error that ends the try.
+
+    Leases are extended beside the heartbeats: a server that answers slowly must not cost the try.
+    """
     info = activity.info()
     timeout_s = info.heartbeat_timeout.total_seconds() if info.heartbeat_timeout else 10.0
     pause_s = timeout_s / BEATS_IN_A_TIMEOUT
@@ -104,15 +107,41 @@ async def _beat(client: Client, lease_s: float | None, renew: Renew | None) -> N
     handle = client.get_async_activity_handle(task_token=info.task_token)
     # At once: the try before this one may have died, and used up most of the lease.
     renewed = -math.inf
-    while True:
-        activity.heartbeat()  # carries a cancellation of the workflow to this task
-        proven = await _proven(handle)
-        due = lease_s is not None and time.monotonic() - renewed >= lease_s / LEASE_SHARE
-        if proven and due and renew is not None and lease_s is not None:
-            renewed = time.monotonic()
-            if not await renew(lease_s):
-                raise StaleCheckpoint("the controller's lease of this checkpoint has ended")
-        await asyncio.sleep(pause_s)
+    renewing: asyncio.Task[bool] | None = None
+    try:
+        while True:
+            activity.heartbeat()  # carries a cancellation of the workflow to this task
+            asked = time.monotonic()
+            proven = await _proven(handle)
+            if renewing is not None and renewing.done():
+                if not renewing.result():
+                    raise StaleCheckpoint("the controller's lease of this checkpoint has ended")
+                renewing = None
+            if proven and renewing is None and renew is not None and lease_s is not None:
+                left_s = lease_s - (time.monotonic() - asked)  # counted from the proof
+                if asked - renewed >= lease_s / LEASE_SHARE and left_s > 0:
+                    renewed = asked
+                    renewing = asyncio.create_task(_awaited(renew(left_s)))
+            await asyncio.sleep(pause_s)
+    finally:
+        if renewing is not None:
+            renewing.cancel()
+
+
+async def _awaited(answer: Awaitable[bool]) -> bool:
+    return await answer
+
+
+async def prove(client: Client) -> None:
+    """Ask Temporal whether it still waits for this very try; before a step that destroys.
+
+    Raises:
+        StaleCheckpoint: It does not, or it does not answer: a try that stood still must not end
+            what a later one has built.
+    """
+    handle = client.get_async_activity_handle(task_token=activity.info().task_token)
+    if not await _proven(handle):
+        raise StaleCheckpoint("Temporal does not confirm this try")
 
 
 async def _proven(handle: AsyncActivityHandle) -> bool:

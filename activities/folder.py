@@ -85,9 +85,18 @@ class FolderActivities:
     async def unpublish_snapshot(self, request: AskDiskRequest) -> UnpublishResult:
         """Compensation: rename the folder away; if the publish had won, say so."""
         check_job(self._config, request.job_id)
-        trashed = await asyncio.to_thread(self._folder.discard, request.checkpoint_id)
-        snapshot = await asyncio.to_thread(self._folder.find_published, request.checkpoint_id)
-        return UnpublishResult(published=snapshot is not None, snapshot=snapshot, trashed=trashed)
+        async with driving(self._client, None):
+            trashed = await asyncio.to_thread(self._folder.discard, request.checkpoint_id)
+            snapshot = await asyncio.to_thread(self._folder.find_published, request.checkpoint_id)
+            manifest = (
+                await asyncio.to_thread(self._folder.manifest, snapshot) if snapshot else None
+            )
+        return UnpublishResult(
+            published=manifest is not None,
+            snapshot=snapshot,
+            bytes=manifest.bytes if manifest is not None else 0,
+            trashed=trashed,
+        )
 
     @activity.defn
     async def prune_snapshots(self, request: PruneInput) -> PruneResult:

@@ -113,28 +113,28 @@ class GymActivities:
         A save must never keep a live fleet paused: what cannot be reached is named and left to
         its lease.
         """
-        started = time.monotonic()
         check_job(self._config, request.job_id)
-        incarnation = request.incarnation or await self._incarnation()
-        if incarnation is None:
+        async with driving(self._client, None) as budget:
+            incarnation = request.incarnation or await self._incarnation()
+            if incarnation is None:
+                return ResumeCheckpointResult(
+                    servers=[], pause_s=None, ms=0, note="the job has no controller: leases open it"
+                )
+            servers, note = await self._resume_servers(incarnation, request.checkpoint_id)
+            try:
+                pause_s = await call(
+                    SINGLE_CONTROLLER,
+                    "resume_checkpoint",
+                    incarnation,
+                    request.checkpoint_id,
+                    request.published,
+                    limit_s=RESUME_LIMIT_S,
+                )
+            except ActorLost as error:
+                pause_s, note = None, str(error)
             return ResumeCheckpointResult(
-                servers=[], pause_s=None, ms=0, note="the job has no controller: leases open it"
+                servers=servers, pause_s=pause_s, ms=budget.elapsed_ms(), note=note
             )
-        servers, note = await self._resume_servers(incarnation, request.checkpoint_id)
-        try:
-            pause_s = await call(
-                SINGLE_CONTROLLER,
-                "resume_checkpoint",
-                incarnation,
-                request.checkpoint_id,
-                request.published,
-                limit_s=RESUME_LIMIT_S,
-            )
-        except ActorLost as error:
-            pause_s, note = None, str(error)
-        return ResumeCheckpointResult(
-            servers=servers, pause_s=pause_s, ms=(time.monotonic() - started) * 1000, note=note
-        )
 
     async def _incarnation(self) -> int | None:
         try:

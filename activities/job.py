@@ -18,8 +18,8 @@ from activities.contract import (
     ClaimResult,
     DiscardContinuationsRequest,
     DiscardContinuationsResult,
-    GiveUpRequest,
-    GiveUpResult,
+    DropRestoredRequest,
+    DropRestoredResult,
     LoadDataPlaneRequest,
     LoadDataPlaneResult,
     StartControllerRequest,
@@ -28,7 +28,7 @@ from activities.contract import (
     StartPumpsResult,
 )
 from activities.controller import check_job
-from activities.driving import driving
+from activities.driving import driving, prove
 from activities.schedule import go_on, pause_for_restore
 from gym.client import GymClient
 from gym.protocol import NotImplementedYet
@@ -39,7 +39,9 @@ from rl.fan_out import reset_servers
 from rl.messages import DATA_PLANE_HOST, SINGLE_CONTROLLER, JobConfig
 from rl.snapshot_folder import SnapshotFolder
 
-_ENDED = ("finished", "failed", "controller_lost")
+_ALIVE = ("running",)
+"""A controller that was started or restored and not set going is one that nobody drives any
+more (design section 5): the next restore takes its place."""
 
 
 class JobActivities:
@@ -69,6 +71,7 @@ class JobActivities:
         check_job(self._config, request.job_id)
         folder = self._config.job_folder
         async with driving(self._client, None):
+            old = await job.actors()
             if incarnations.owned_by(folder, request.run_id) is None:
                 newest = incarnations.newest(folder)
                 await self._refuse_if_alive(request)
@@ -80,12 +83,13 @@ class JobActivities:
                 {"workflow_id": request.workflow_id, "run_id": request.run_id},
                 after=newest,
             )
-            await job.kill_actors()
-            incarnations.demand_newest(folder, incarnation)
+            await self._still_ours(incarnation)
+            await job.kill_actors(old)
+            await self._still_ours(incarnation)
             terminated = await self._terminate_others(request)
-            incarnations.demand_newest(folder, incarnation)
+            await self._still_ours(incarnation)
             trashed = await asyncio.to_thread(SnapshotFolder(self._config).sweep)
-            incarnations.demand_newest(folder, incarnation)
+            await self._still_ours(incarnation)
             running = await pause_for_restore(self._client, request.job_id, incarnation)
         return ClaimResult(
             incarnation=incarnation,
@@ -95,9 +99,17 @@ class JobActivities:
             ms=(time.monotonic() - started) * 1000,
         )
 
+    async def _still_ours(self, incarnation: int) -> None:
+        """Before a step that destroys: nobody is newer, and Temporal waits for this very try.
+
+        A try that stood still while a later one restored the job must not end that job.
+        """
+        incarnations.demand_newest(self._config.job_folder, incarnation)
+        await prove(self._client)
+
     async def _refuse_if_alive(self, request: ClaimRequest) -> None:
         status = await job.alive(self._config)
-        if status is None or status.state in _ENDED:
+        if status is None or status.state not in _ALIVE:
             return
         if request.replace:
             raise NotImplementedYet("replacing a live job: stop it with `turnpoint down` first")
@@ -181,11 +193,16 @@ class JobActivities:
             return StartPumpsResult(sent_again=sent, ms=budget.elapsed_ms())
 
     @activity.defn
-    async def drop_restored(self, request: GiveUpRequest) -> GiveUpResult:
+    async def drop_restored(self, request: DropRestoredRequest) -> DropRestoredResult:
         """Leave nothing of a try: servers back to awaiting, the actors killed and waited for."""
         async with driving(self._client, None) as budget:
-            servers = await reset_servers(
-                self._gym, request.servers, request.incarnation, request.restore_id
-            )
-            await job.kill_actors()
-            return GiveUpResult(servers=servers, ms=budget.elapsed_ms())
+            incarnations.demand_newest(self._config.job_folder, request.incarnation)
+            old = await job.actors()
+            try:
+                servers = await reset_servers(
+                    self._gym, request.servers, request.incarnation, request.restore_id
+                )
+            finally:
+                await prove(self._client)
+                await job.kill_actors(old)
+            return DropRestoredResult(servers=servers, ms=budget.elapsed_ms())

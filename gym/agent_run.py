@@ -184,8 +184,10 @@ class AgentRun:
                 raise reply.error
             result = reply.object()
             reward = result.get("reward")
-            if isinstance(reward, int | float):
-                state.reward = float(reward)
+            if isinstance(reward, bool) or not isinstance(reward, int | float):
+                # A kept result that RL cannot take over would stand in the way of every save.
+                raise ServerFault("the verify answer has no reward", participant=peer.name)
+            state.reward = float(reward)
             return result
 
     # --- one turn -----------------------------------------------------------------------------

@@ -141,8 +141,6 @@ class Saving:
         standing.check(request)
         standing.stale.refuse(request.checkpoint_id)
         hold = standing.held_by(request.checkpoint_id, (Phase.PREPARED, Phase.COMMITTED))
-        if standing.lease.length_s is not None:
-            standing.lease.hold(standing.lease.length_s)
         body = (request.folder, tuple(request.continuation_indexes))
         return await hold.once("commit", body, lambda: self._written(hold, request))
 

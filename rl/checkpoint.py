@@ -226,6 +226,9 @@ class CheckpointDesk:
             why = error.code if isinstance(error, TurnpointError) else "no answer"
             who = getattr(error, "participant", None) or "a server"
             return self._refused("server_unfit", f"{who}: {why}")
+        silent = {s.name for s in self._job.servers if s.instance_id} - {s.server for s in servers}
+        if silent:
+            return self._refused("server_unfit", f"no answer from {', '.join(sorted(silent))}")
         closed = sorted(s.server for s in servers if s.phase is not Phase.OPEN)
         if closed:
             return self._refused("server_unfit", f"not open: {', '.join(closed)}")

@@ -7,6 +7,7 @@ same. Runs go on while control calls are made, and the other way round.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -42,18 +43,25 @@ class GymDesk:
         self._fleet = fleet
         self.runs = Runs(fleet)
         self._prepared: str | None = None
+        self._driven: tuple[str, float] | None = None
+        """Checkpoint id, and when (monotonic) the last proof that somebody drives it ends."""
         self._committed: tuple[str, Inventory] | None = None
         self._restored: tuple[str, Inventory] | None = None
 
     async def prepare(self, checkpoint_id: str, budget_s: float, lease_s: float) -> PrepareAnswers:
-        """See `fan_out.prepare`."""
-        answers = await fan_out.prepare(self._fleet, checkpoint_id, budget_s, lease_s)
+        """See `fan_out.prepare`; the call proves that somebody drives the save for `lease_s`."""
+        self._driven = (checkpoint_id, time.monotonic() + lease_s)
+        answers = await fan_out.prepare(
+            self._fleet, checkpoint_id, budget_s, lambda: self._driven_s(checkpoint_id)
+        )
         self._prepared = checkpoint_id
         return answers
 
     async def commit(self, checkpoint_id: str, budget_s: float, folder: Path) -> CommitAnswers:
         """See `fan_out.commit`; keeps what the servers said they hold, for `inventory`."""
-        answered = await fan_out.commit(self._fleet, checkpoint_id, budget_s, folder)
+        answered = await fan_out.commit(
+            self._fleet, checkpoint_id, budget_s, folder, lambda: self._driven_s(checkpoint_id)
+        )
         inventory = await self._inventory(answered)
         self._committed = (checkpoint_id, inventory)
         return CommitAnswers(
@@ -86,10 +94,23 @@ class GymDesk:
             Whether all of them hold this checkpoint; before its prepare has ended, when later
             kinds do not have it yet, whether any does.
         """
+        self._driven = (checkpoint_id, time.monotonic() + lease_s)
         held = await fan_out.renew(self._fleet, checkpoint_id, lease_s)
         if self._prepared != checkpoint_id:
             return bool(held)
         return held == {server.name for server in self._fleet.controlled}
+
+    def _driven_s(self, checkpoint_id: str) -> float:
+        """Seconds left of the last proof; an actor never extends a lease by itself.
+
+        Raises:
+            StaleCheckpoint: None are: the workflow, its workers or Temporal have gone.
+        """
+        known, until = self._driven or (None, 0.0)
+        left_s = until - time.monotonic()
+        if known != checkpoint_id or left_s <= 0:
+            raise StaleCheckpoint("nobody drives this checkpoint any more")
+        return left_s
 
     async def resume(self, checkpoint_id: str, unreachable_s: float) -> list[ServerReport]:
         """See `fan_out.resume_servers`."""

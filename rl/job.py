@@ -101,8 +101,23 @@ async def start_single_controller(
     await call(SINGLE_CONTROLLER, "servers", incarnation, limit_s=_START_LIMIT_S)
 
 
-async def kill_actors() -> list[str]:
-    """Kill every actor of a job, TransferQueue's included, and wait until their names are free.
+async def actors() -> list[Any]:
+    """Handles of every actor of a job that is there now, TransferQueue's included.
+
+    A handle means one life of an actor: killing by it never ends a later one of the same name.
+
+    Raises:
+        RayUnreachable: There is no cluster.
+    """
+    await attached()
+    return await asyncio.to_thread(lambda: _handles(_named()))
+
+
+async def kill_actors(handles: list[Any] | None = None) -> list[str]:
+    """Kill actors of a job and wait until all names of a job's actors are free.
+
+    Args:
+        handles: Whom; by default everybody who is there now.
 
     Returns:
         The names of those that were there.
@@ -111,11 +126,11 @@ async def kill_actors() -> list[str]:
         DeadlineExceeded: A name was still taken after 30 s.
         RayUnreachable: There is no cluster.
     """
-    await attached()
+    if handles is None:
+        # All handles first: with the last of a driver's actors Ray forgets their classes, and
+        # then even a handle of one that is just dying cannot be made.
+        handles = await actors()
     found = await asyncio.to_thread(_named)
-    # All handles first: with the last of a driver's actors Ray forgets their classes, and then
-    # even a handle of one that is just dying cannot be made.
-    handles = await asyncio.to_thread(_handles, found)
     for handle in handles:
         await asyncio.to_thread(ray.kill, handle, no_restart=True)
     left = found

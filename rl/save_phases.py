@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ _POLL_S = 0.1
 
 
 async def prepare(
-    fleet: Fleet, checkpoint_id: str, budget: float, lease_s: float
+    fleet: Fleet, checkpoint_id: str, budget: float, driven_s: Callable[[], float]
 ) -> PrepareAnswers:
     """Bring every rollout to a turn boundary: model, then agents, then resources; then status.
 
@@ -58,7 +58,8 @@ async def prepare(
         fleet: The servers.
         checkpoint_id: The save.
         budget: Seconds for all of it.
-        lease_s: The lease that each server gets by the call.
+        driven_s: Seconds that the save is still driven for without another proof: the lease
+            that each server gets by the call. Raises when they are over.
 
     Raises:
         NotReady: Servers of a kind were not ready in time, or did not answer;
@@ -74,7 +75,7 @@ async def prepare(
             **fleet.ids(server),
             checkpoint_id=checkpoint_id,
             budget_s=budget_s(deadline),
-            lease_s=lease_s,
+            lease_s=driven_s(),
         )
         return await fleet.client.prepare(server.url, server.name, request)
 
@@ -92,11 +93,16 @@ async def prepare(
 
 
 async def commit(
-    fleet: Fleet, checkpoint_id: str, budget: float, folder: Path
+    fleet: Fleet,
+    checkpoint_id: str,
+    budget: float,
+    folder: Path,
+    driven_s: Callable[[], float],
 ) -> list[Answered[CommitAnswer]]:
     """Have every server write its part: agents, models with the agents' indexes, resources.
 
     Raises:
+        StaleCheckpoint: Nobody drives the save any more.
         DeadlineExceeded: A server has not answered in time.
         ServerFault: A server names files outside its own folder.
         TurnpointError: A server's refusal.
@@ -119,6 +125,7 @@ async def commit(
 
     done: list[Answered[CommitAnswer]] = []
     for kind in COMMIT:
+        driven_s()  # with nobody left to drive it, no further server is asked
         answers = await each(fleet.of(kind), call, deadline)
         done += answers
         if kind is Kind.AGENT:

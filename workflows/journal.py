@@ -155,21 +155,25 @@ def was_cancelled(error: BaseException) -> bool:
     )
 
 
-async def shielded(work: Coroutine[Any, Any, Result]) -> tuple[Result, bool]:
-    """Run `work` to its end whatever number of cancellations arrive.
+def stop_if_cancelled() -> None:
+    """Raise if the workflow was cancelled.
 
-    Returns:
-        Its result, and whether a cancellation came meanwhile.
+    Asked after each activity: one that ended well before it heard of the cancellation takes the
+    cancellation with it (the SDK waits for it, and then returns its result).
     """
+    if workflow.cancellation_reason() is not None:
+        raise asyncio.CancelledError
+
+
+async def shielded(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run `work` to its end whatever number of cancellations arrive, and answer its result."""
     task = asyncio.create_task(work)
-    cancelled = False
     while not task.done():
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
             if task.cancelled():
                 raise
-            cancelled = True
         except Exception:
             break  # raised again by result() below
-    return task.result(), cancelled
+    return task.result()

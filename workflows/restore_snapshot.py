@@ -25,8 +25,8 @@ with workflow.unsafe.imports_passed_through():  # pure models and names: nothing
         DiscardContinuationsResult,
         DiscoverRequest,
         DiscoverResult,
-        GiveUpRequest,
-        GiveUpResult,
+        DropRestoredRequest,
+        DropRestoredResult,
         LoadDataPlaneRequest,
         LoadDataPlaneResult,
         PhaseReport,
@@ -54,6 +54,7 @@ from workflows.journal import (
     parsed,
     reason_of,
     shielded,
+    stop_if_cancelled,
     was_cancelled,
 )
 from workflows.options import within
@@ -76,6 +77,16 @@ DISCOVER_LIMIT = timedelta(minutes=10)
 """Above `restore_wait_s`, which the activity keeps itself and names who is missing."""
 LOAD_LIMIT = timedelta(minutes=30)
 RESUME_LIMIT = timedelta(minutes=2)
+ABOUT_THE_SNAPSHOT = {
+    "chain_broken",
+    "digest_mismatch",
+    "inventory_mismatch",
+    "snapshot_damaged",
+    "topology_mismatch",
+    "unsupported_schema",
+}
+"""Reasons for which an older snapshot may be better. Any other (a lost actor, a silent server)
+would cost turns that an intact snapshot holds."""
 
 
 @workflow.defn(name="RestoreSnapshot")
@@ -104,6 +115,7 @@ class RestoreSnapshot:
 
     async def _run(self) -> RestoreResult:
         self._claimed = await self._claim_job()
+        stop_if_cancelled()
         unusable: list[str] = []
         while True:
             self._id = str(workflow.uuid4())
@@ -111,17 +123,21 @@ class RestoreSnapshot:
             selected = await self._select_snapshot(servers, unusable)
             try:
                 await self._load_data_plane(selected, servers)
+                stop_if_cancelled()
                 await self._restore_checkpoint(selected)
+                stop_if_cancelled()
                 started = await self._start_controller(selected, servers)
+                stop_if_cancelled()
                 discarded = await self._discard_continuations()
+                stop_if_cancelled()
                 break
             except (ActivityError, asyncio.CancelledError) as error:
-                phase = self._journal.current
-                await shielded(self._drop_restored(servers))
-                if self._restore.strict or was_cancelled(error):
+                phase, reason = self._journal.current, reason_of(error)
+                dropped = await shielded(self._drop_restored(servers))
+                about_it = reason.type in ABOUT_THE_SNAPSHOT
+                if self._restore.strict or was_cancelled(error) or not about_it or not dropped:
                     self._journal.current = phase
                     raise
-                reason = reason_of(error)
                 unusable.append(f"{selected.snapshot}: {reason.type}: {reason.message}")
         await self._resume_restored(selected)
         await self._start_pumps()
@@ -216,16 +232,26 @@ class RestoreSnapshot:
 
     # --- what happens otherwise ---------------------------------------------------------------
 
-    async def _drop_restored(self, found: DiscoverResult) -> None:
-        """Leave nothing of this try: servers reset, the actors of this incarnation killed."""
-        request = GiveUpRequest(**self._carried(), servers=found.servers)
-        await self._phase("drop_restored", request, GiveUpResult, LOAD_LIMIT)
+    async def _drop_restored(self, found: DiscoverResult) -> bool:
+        """Leave nothing of this try: servers reset, the actors of this incarnation killed.
+
+        Returns:
+            Whether nothing is left, so that another try may begin.
+        """
+        request = DropRestoredRequest(**self._carried(), servers=found.servers)
+        try:
+            await self._phase("drop_restored", request, DropRestoredResult, LOAD_LIMIT)
+        except ActivityError as error:
+            # The restore fails with its own reason; the next one takes everything back.
+            workflow.logger.warning("drop failed", extra={"error": str(reason_of(error))})
+            return False
+        return True
 
     def _failed(self, error: BaseException) -> FailureError:
         phase = self._journal.current or "the restore"
         if was_cancelled(error):
             self._journal.note(OUTCOME.value_set("cancelled"))
-            self._journal.heading("Cancelled; everything stays closed until the next restore.")
+            self._journal.heading("Cancelled; what is closed stays so until the next restore.")
             return CancelledError("cancelled")
         reason = reason_of(error)
         self._journal.note(OUTCOME.value_set("failed"))

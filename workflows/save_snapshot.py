@@ -61,6 +61,7 @@ from workflows.journal import (
     parsed,
     reason_of,
     shielded,
+    stop_if_cancelled,
     was_cancelled,
 )
 from workflows.options import until, within
@@ -79,6 +80,8 @@ PHASES = [
 BEGIN_LIMIT = timedelta(seconds=30)
 """The controller answers at once; this is for a worker that dies over it."""
 UNPUBLISH_LIMIT = timedelta(seconds=60)
+ASK_DISK_LIMIT = timedelta(days=1)
+"""Rollouts go on meanwhile; a result must not say less than the disk."""
 RESUME_LIMIT = timedelta(seconds=60)
 
 
@@ -106,30 +109,38 @@ class SaveSnapshot:
         if not begun.agreed:
             return self._refused(begun)
         settings, self._begun = begun.settings, begun
+        publishing = False
         try:
+            stop_if_cancelled()
             stop_by = self._in(settings.prepare_timeout_s)
             await self._close_admission(stop_by)
+            stop_if_cancelled()
             prepared = await self._prepare_checkpoint(stop_by)
+            stop_if_cancelled()
             committed = await self._commit_checkpoint(self._in(settings.commit_timeout_s))
+            stop_if_cancelled()
             cut = await self._cut_rl_state(self._in(settings.cut_timeout_s))
-            published, late_cancel = await shielded(
+            stop_if_cancelled()
+            publishing = True
+            published = await shielded(
                 self._publish_snapshot(committed, cut, self._in(settings.publish_timeout_s))
             )
         except (ActivityError, asyncio.CancelledError) as error:
             phase = self._journal.current
-            undone, _ = await shielded(self._undo(begun.incarnation))
+            undone = await shielded(self._undo(begun.incarnation, disk_decides=publishing))
             if not undone.published:
                 raise self._failed(error, phase) from None
-            published, late_cancel = undone, was_cancelled(error)
+            published = PublishResult(**undone.model_dump(exclude={"trashed"}))
 
-        resumed, more_cancel = await shielded(self._resume_after_publish(published.snapshot))
-        pruned, _ = await shielded(self._prune(settings.keep_latest_k))
+        resumed = await shielded(self._resume_after_publish(published.snapshot))
+        pruned = await shielded(self._prune(settings.keep_latest_k))
+        cancelled = workflow.cancellation_reason() is not None
         self._journal.heading(f"Published as `{published.snapshot}`.")
         return SaveResult(
             outcome=SaveOutcome.PUBLISHED,
             checkpoint_id=self._id,
             snapshot=published.snapshot,
-            reason="cancelled too late: it was published" if late_cancel or more_cancel else None,
+            reason="cancelled too late: it was published" if cancelled else None,
             incarnation=begun.incarnation,
             parked_rollouts=prepared.parked,
             bytes=published.bytes,
@@ -149,7 +160,7 @@ class SaveSnapshot:
             return await self._phase("begin_checkpoint", request, BeginResult, within(BEGIN_LIMIT))
         except (ActivityError, asyncio.CancelledError) as error:
             # It may have begun without our hearing of it; the id alone undoes that.
-            await shielded(self._undo(None))
+            await shielded(self._undo(None, disk_decides=False))
             raise self._failed(error, "begin_checkpoint") from None
 
     async def _close_admission(self, deadline: datetime) -> CloseAdmissionResult:
@@ -243,28 +254,37 @@ class SaveSnapshot:
         self._journal.heading(f"Skipped: {reason}")
         return SaveResult(outcome=SaveOutcome.SKIPPED, checkpoint_id=self._id, reason=reason)
 
-    async def _undo(self, incarnation: int | None) -> PublishResult:
-        """Compensate, unless the disk says that the publish had won."""
+    async def _undo(self, incarnation: int | None, *, disk_decides: bool) -> UnpublishResult:
+        """Compensate, unless the disk says that the publish had won.
+
+        Args:
+            incarnation: Of the controller, if its answer was heard.
+            disk_decides: A publish was asked for: the disk is asked until it answers.
+        """
         try:
-            answer = await self._unpublish()
+            answer = await self._unpublish(UNPUBLISH_LIMIT)
         except ActivityError as error:
             # Whoever holds a lease opens by itself; opening now is worth more than the folder,
             # which the next save sweeps.
             workflow.logger.warning("unpublish failed", extra={"error": str(reason_of(error))})
             answer = UnpublishResult(published=False)
-        if answer.published:
-            return PublishResult(published=True, snapshot=answer.snapshot)
+            if disk_decides:
+                await self._open_again(incarnation)
+                answer = await self._unpublish(ASK_DISK_LIMIT)
+        if not answer.published:
+            await self._open_again(incarnation)
+        return answer
+
+    async def _open_again(self, incarnation: int | None) -> None:
         try:
             await self._resume(incarnation, None)
         except ActivityError as error:
+            # Every participant opens by itself when its lease ends.
             workflow.logger.warning("resume failed", extra={"error": str(reason_of(error))})
-        return PublishResult(published=False)
 
-    async def _unpublish(self) -> UnpublishResult:
+    async def _unpublish(self, limit: timedelta) -> UnpublishResult:
         request = AskDiskRequest(job_id=self._save.job_id, checkpoint_id=self._id)
-        return await self._phase(
-            "unpublish_snapshot", request, UnpublishResult, within(UNPUBLISH_LIMIT)
-        )
+        return await self._phase("unpublish_snapshot", request, UnpublishResult, within(limit))
 
     async def _resume_after_publish(self, snapshot: str | None) -> ResumeCheckpointResult:
         self._journal.note(

@@ -31,14 +31,16 @@ class Driven:
         self.body = body
         self.renewals: list[float] = []
         self.held = True
+        self.slow_s = 0.0
         self.started = asyncio.Event()
         self.ended = asyncio.Event()
         self.error: BaseException | None = None
         self.began = 0.0
 
     async def renew(self, lease_s: float) -> bool:
-        assert lease_s == LEASE_S
+        assert LEASE_S / 2 < lease_s <= LEASE_S  # counted from the proof
         self.renewals.append(time.monotonic())
+        await asyncio.sleep(self.slow_s)
         return self.held
 
     @activity.defn(name="driven")
@@ -116,6 +118,15 @@ async def test_a_lease_that_has_ended_ends_the_activity_with_a_typed_failure(
     cause = caught.value.cause.cause
     assert isinstance(cause, ApplicationError)
     assert cause.type == "stale_checkpoint"
+
+
+async def test_a_slow_renewal_costs_no_heartbeat(temporal: Client) -> None:
+    """The heartbeat timeout is 1 s; a server that answers later must not end the try."""
+    driven = Driven(temporal, lambda _: sleep_for(2.5))
+    driven.slow_s = 1.5
+    handle, worker = await start(temporal, driven)
+    async with worker:
+        assert await handle.result() == 2.5
 
 
 async def test_the_budget_counts_from_temporals_stamp_and_ends_typed(temporal: Client) -> None:

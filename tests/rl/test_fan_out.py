@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -49,6 +50,11 @@ async def client() -> AsyncIterator[GymClient]:
         yield client
 
 
+def driven() -> float:
+    """Somebody drives the save for five more seconds."""
+    return 5.0
+
+
 @pytest.fixture
 def fleet(fakes: FakeFleet, client: GymClient) -> Fleet:
     return Fleet(client, fakes.joined(), 1)
@@ -63,8 +69,8 @@ async def test_each_phase_asks_the_kinds_in_the_designs_order(
 ) -> None:
     for name, parked in (("agent_a", 3), ("agent_b", 4), ("counter", 9)):
         fakes[name].parked = parked
-    prepared = await fan_out.prepare(fleet, CHECKPOINT, 5, 5)
-    await fan_out.commit(fleet, CHECKPOINT, 5, Path("/snapshots/job/tmp"))
+    prepared = await fan_out.prepare(fleet, CHECKPOINT, 5, driven)
+    await fan_out.commit(fleet, CHECKPOINT, 5, Path("/snapshots/job/tmp"), driven)
     await fan_out.confirm_held(fleet, CHECKPOINT)
     await fan_out.resume_servers(fleet.client, fleet.servers, 1, CHECKPOINT)
     assert prepared.parked == 7
@@ -115,7 +121,7 @@ async def test_servers_of_a_kind_are_asked_at_once_and_the_next_kind_waits_for_a
             return fakes[name].default("prepare", body)
 
         fakes[name].scripts["prepare"] = script
-    await fan_out.prepare(fleet, CHECKPOINT, 5, 5)
+    await fan_out.prepare(fleet, CHECKPOINT, 5, driven)
     assert sorted(arrived) == ["agent_a", "agent_b"]
     assert fakes.kinds("prepare")[-1] is Kind.RESOURCE
 
@@ -132,7 +138,7 @@ async def test_not_ready_names_every_blocker_of_the_kind_and_no_later_kind_is_as
 
         fakes[name].scripts["prepare"] = script
     with pytest.raises(NotReady) as refused:
-        await fan_out.prepare(fleet, CHECKPOINT, 5, 5)
+        await fan_out.prepare(fleet, CHECKPOINT, 5, driven)
     assert refused.value.details["blockers"] == [
         {
             "server": name,
@@ -153,7 +159,7 @@ async def test_a_server_that_does_not_answer_is_a_blocker_at_the_deadline(
     await fakes["agent_b"].stop()
     started = time.monotonic()
     with pytest.raises(NotReady) as refused:
-        await fan_out.prepare(fleet, CHECKPOINT, 0.8, 5)
+        await fan_out.prepare(fleet, CHECKPOINT, 0.8, driven)
     assert 0.4 < time.monotonic() - started < 1.5
     blockers = refused.value.details["blockers"]
     assert [(b["server"], b["where"]) for b in blockers] == [
@@ -164,7 +170,7 @@ async def test_a_server_that_does_not_answer_is_a_blocker_at_the_deadline(
 
 async def test_servers_get_what_is_left_of_the_budget(fakes: FakeFleet, fleet: Fleet) -> None:
     fakes["policy_model"].hang("prepare", 0.5)
-    await fan_out.prepare(fleet, CHECKPOINT, 4, 5)
+    await fan_out.prepare(fleet, CHECKPOINT, 4, driven)
     (model,) = fakes.bodies("prepare", "policy_model")
     (resource,) = fakes.bodies("prepare", "counter")
     assert 3.0 < model["budget_s"] < 4
@@ -175,7 +181,7 @@ async def test_servers_get_what_is_left_of_the_budget(fakes: FakeFleet, fleet: F
 async def test_prepare_waits_until_no_call_is_in_flight(fakes: FakeFleet, fleet: Fleet) -> None:
     fakes["counter"].in_flight = 1
     fakes["judge"].in_flight = 5
-    task = asyncio.create_task(fan_out.prepare(fleet, CHECKPOINT, 5, 5))
+    task = asyncio.create_task(fan_out.prepare(fleet, CHECKPOINT, 5, driven))
     await asyncio.sleep(0.3)
     assert not task.done()
     fakes["counter"].in_flight = 0
@@ -188,7 +194,7 @@ async def test_calls_still_in_flight_at_the_deadline_are_blockers(
 ) -> None:
     fakes["counter"].in_flight = 1
     with pytest.raises(NotReady) as refused:
-        await fan_out.prepare(fleet, CHECKPOINT, 0.5, 5)
+        await fan_out.prepare(fleet, CHECKPOINT, 0.5, driven)
     (blocker,) = refused.value.details["blockers"]
     assert (blocker["server"], blocker["where"]) == ("counter", "in_flight")
 
@@ -202,7 +208,7 @@ async def test_a_server_that_opened_by_itself_during_prepare_is_found(
 
     fakes["tools"].scripts["prepare"] = script
     with pytest.raises(NotHeld, match="agent_a"):
-        await fan_out.prepare(fleet, CHECKPOINT, 5, 5)
+        await fan_out.prepare(fleet, CHECKPOINT, 5, driven)
 
 
 async def test_a_refusal_ends_the_phase_at_once(fakes: FakeFleet, fleet: Fleet) -> None:
@@ -210,7 +216,7 @@ async def test_a_refusal_ends_the_phase_at_once(fakes: FakeFleet, fleet: Fleet) 
     fakes["agent_b"].hang("prepare")
     started = time.monotonic()
     with pytest.raises(CheckpointConflict):
-        await fan_out.prepare(fleet, CHECKPOINT, 20, 5)
+        await fan_out.prepare(fleet, CHECKPOINT, 20, driven)
     assert time.monotonic() - started < 2
     assert "counter" not in fakes.asked("prepare")
 
@@ -219,9 +225,9 @@ async def test_a_failure_that_passes_is_met_by_the_same_call_again(
     fakes: FakeFleet, fleet: Fleet
 ) -> None:
     fakes["agent_a"].fail("commit", NotReady("writer"), NotReady("writer"))
-    await fan_out.prepare(fleet, CHECKPOINT, 5, 5)
+    await fan_out.prepare(fleet, CHECKPOINT, 5, driven)
     started = time.monotonic()
-    await fan_out.commit(fleet, CHECKPOINT, 5, Path("/s"))
+    await fan_out.commit(fleet, CHECKPOINT, 5, Path("/s"), driven)
     assert len(fakes.bodies("commit", "agent_a")) == 3
     assert 0.1 < time.monotonic() - started < 1
 
@@ -239,7 +245,7 @@ async def test_models_get_the_indexes_of_all_agents_and_nobody_else_does(
             return {**fakes[name].default("commit", body), "files": files}
 
         fakes[name].scripts["commit"] = script
-    await fan_out.commit(fleet, CHECKPOINT, 5, Path("/snapshots/job/tmp"))
+    await fan_out.commit(fleet, CHECKPOINT, 5, Path("/snapshots/job/tmp"), driven)
     for name in fakes.servers:
         (body,) = fakes.bodies("commit", name)
         indexes = [file["path"] for file in body["continuation_indexes"]]
@@ -259,14 +265,14 @@ async def test_a_server_that_names_files_of_another_is_refused(
 
     fakes["counter"].scripts["commit"] = script
     with pytest.raises(ServerFault, match="own folder"):
-        await fan_out.commit(fleet, CHECKPOINT, 5, Path("/s"))
+        await fan_out.commit(fleet, CHECKPOINT, 5, Path("/s"), driven)
 
 
 async def test_commit_ends_at_its_deadline(fakes: FakeFleet, fleet: Fleet) -> None:
     fakes["policy_model"].hang("commit")
     started = time.monotonic()
     with pytest.raises(DeadlineExceeded, match="policy_model"):
-        await fan_out.commit(fleet, CHECKPOINT, 0.5, Path("/s"))
+        await fan_out.commit(fleet, CHECKPOINT, 0.5, Path("/s"), driven)
     assert time.monotonic() - started < 1.5
     assert "counter" not in fakes.asked("commit")
 
@@ -394,8 +400,8 @@ async def test_a_server_without_control_routes_is_never_asked(
         for server in fakes.joined()
     ]
     fleet = Fleet(client, servers, 1)
-    await fan_out.prepare(fleet, CHECKPOINT, 5, 5)
-    await fan_out.commit(fleet, CHECKPOINT, 5, Path("/s"))
+    await fan_out.prepare(fleet, CHECKPOINT, 5, driven)
+    await fan_out.commit(fleet, CHECKPOINT, 5, Path("/s"), driven)
     await fan_out.confirm_held(fleet, CHECKPOINT)
     await fan_out.resume_servers(client, servers, 1, CHECKPOINT)
     assert "tools" not in {asked.server for asked in fakes.journal}
@@ -428,6 +434,7 @@ async def test_the_inventory_is_that_of_exactly_one_commit(fakes: FakeFleet, fle
     fakes["agent_a"].parked = 1
     with pytest.raises(StaleCheckpoint):
         desk.inventory(CHECKPOINT)
+    desk._driven = (CHECKPOINT, math.inf)
     answers = await desk.commit(CHECKPOINT, 5, Path("/s"))
     assert answers.continuations == 1
     assert [file.path for file in answers.files] == ["gym/agent_a/continuations.jsonl"]
@@ -464,9 +471,23 @@ async def test_renewing_before_all_kinds_are_prepared_counts_as_held(
     assert not await desk.renew(CHECKPOINT, 3)
 
 
+async def test_nobody_is_asked_any_more_once_the_proof_of_a_driver_is_over(
+    fakes: FakeFleet, fleet: Fleet
+) -> None:
+    """Invariant 3. Break: give each kind a full lease, whatever has passed since the proof."""
+    desk = GymDesk(fleet)
+    fakes["policy_model"].hang("prepare", 0.4)
+    with pytest.raises(StaleCheckpoint):
+        await desk.prepare(CHECKPOINT, 5, 0.3)
+    assert fakes.kinds("prepare") == [Kind.MODEL]
+    with pytest.raises(StaleCheckpoint):
+        await desk.commit(CHECKPOINT, 5, Path("/s"))
+    assert fakes.kinds("commit") == []
+
+
 async def test_no_call_goes_on_after_a_phase_was_cancelled(fakes: FakeFleet, fleet: Fleet) -> None:
     fakes["policy_model"].hang("prepare", 0.3)
-    task = asyncio.create_task(fan_out.prepare(fleet, CHECKPOINT, 5, 5))
+    task = asyncio.create_task(fan_out.prepare(fleet, CHECKPOINT, 5, driven))
     await asyncio.sleep(0.1)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

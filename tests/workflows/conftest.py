@@ -46,6 +46,7 @@ class FakeActivities:
         self.fail: dict[str, list[Exception]] = {}
         self.hang: set[str] = set()
         self.hang_uncancellable: dict[str, asyncio.Event] = {}
+        self.deaf_until: dict[str, asyncio.Event] = {}
         self.started: dict[str, asyncio.Event] = {}
         self.lose_answer: set[str] = set()
         self.refusal: str | None = None
@@ -72,6 +73,8 @@ class FakeActivities:
                 while True:
                     activity.heartbeat()
                     await asyncio.sleep(0.1)
+            if name in self.deaf_until:
+                await self.deaf_until[name].wait()  # never heartbeats: hears of no cancellation
             if name in self.hang_uncancellable:
                 while not self.hang_uncancellable[name].is_set():
                     activity.heartbeat()
@@ -182,8 +185,8 @@ class FakeActivities:
     def _start_pumps(self, request: c.StartPumpsRequest) -> c.StartPumpsResult:
         return c.StartPumpsResult(sent_again=2, ms=1)
 
-    def _drop_restored(self, request: c.GiveUpRequest) -> c.GiveUpResult:
-        return c.GiveUpResult(servers=[], ms=1)
+    def _drop_restored(self, request: c.DropRestoredRequest) -> c.DropRestoredResult:
+        return c.DropRestoredResult(servers=[], ms=1)
 
 
 _REQUESTS: dict[str, type] = {
@@ -205,7 +208,7 @@ _REQUESTS: dict[str, type] = {
     "discard_continuations": c.DiscardContinuationsRequest,
     "resume_restored": c.ResumeRestoredRequest,
     "start_pumps": c.StartPumpsRequest,
-    "drop_restored": c.GiveUpRequest,
+    "drop_restored": c.DropRestoredRequest,
 }
 
 

@@ -92,6 +92,34 @@ async def test_giving_up_leaves_nothing_behind_and_names_the_last_reason(bench: 
     assert bench.fakes.calls.count("drop_restored") == 2
 
 
+async def test_a_reason_that_is_not_about_the_snapshot_never_takes_an_older_one(
+    bench: Bench,
+) -> None:
+    """An older one would cost turns that the intact newer one holds."""
+    bench.fakes.fail["restore_checkpoint"] = [fatal("actor_lost")]
+    cause = await failure_of(await bench.start("RestoreSnapshot", JOB))
+    assert isinstance(cause, ApplicationError) and cause.type == "actor_lost"
+    assert bench.fakes.calls[-1] == "drop_restored"
+
+
+async def test_a_drop_that_fails_does_not_hide_why(bench: Bench) -> None:
+    bench.fakes.fail["restore_checkpoint"] = [fatal()]
+    bench.fakes.fail["drop_restored"] = [fatal("checkpoint_conflict")]
+    cause = await failure_of(await bench.start("RestoreSnapshot", JOB))
+    assert isinstance(cause, ApplicationError) and cause.type == "digest_mismatch"
+
+
+async def test_a_cancel_is_kept_though_the_activity_that_runs_still_succeeds(bench: Bench) -> None:
+    release = bench.fakes.deaf_until["start_controller"] = asyncio.Event()
+    handle = await bench.start("RestoreSnapshot", JOB)
+    await asyncio.wait_for(bench.fakes.started_event("start_controller").wait(), 10)
+    await handle.cancel()
+    await asyncio.sleep(0.3)
+    release.set()
+    assert isinstance(await failure_of(handle), CancelledError)
+    assert bench.fakes.calls[-1] == "drop_restored"
+
+
 async def test_there_is_no_falling_back_after_the_first_resume(bench: Bench) -> None:
     bench.fakes.fail["resume_restored"] = [fatal("server_unreachable")]
     cause = await failure_of(await bench.start("RestoreSnapshot", JOB))

@@ -95,6 +95,22 @@ async def test_a_cancel_before_publish_compensates(bench: Bench, phase: str) -> 
     assert await outcome_of(handle) == "cancelled"
 
 
+@pytest.mark.parametrize("phase", ["begin_checkpoint", *UNTIL_PUBLISH])
+async def test_a_cancel_is_kept_though_the_activity_that_runs_still_succeeds(
+    bench: Bench, phase: str
+) -> None:
+    """The SDK waits for the activity and then returns its result, without the cancellation."""
+    release = bench.fakes.deaf_until[phase] = asyncio.Event()
+    handle = await bench.start("SaveSnapshot", JOB)
+    await asyncio.wait_for(bench.fakes.started_event(phase).wait(), 10)
+    await handle.cancel()
+    await asyncio.sleep(0.3)
+    release.set()
+    assert isinstance(await failure_of(handle), CancelledError)
+    assert bench.fakes.calls[-2:] == ["unpublish_snapshot", "resume_checkpoint"]
+    assert "publish_snapshot" not in bench.fakes.calls
+
+
 async def test_a_cancel_in_the_compensation_does_not_stop_it(bench: Bench) -> None:
     bench.fakes.fail["commit_checkpoint"] = [fatal()]
     release = bench.fakes.hang_uncancellable["unpublish_snapshot"] = asyncio.Event()
@@ -138,6 +154,20 @@ async def test_a_publish_that_failed_is_undone(bench: Bench) -> None:
     cause = await failure_of(await bench.start("SaveSnapshot", JOB))
     assert isinstance(cause, ApplicationError) and cause.type == "publish_refused"
     assert bench.fakes.calls[-2:] == ["unpublish_snapshot", "resume_checkpoint"]
+
+
+async def test_the_disk_is_asked_until_it_answers_once_a_publish_was_asked_for(
+    bench: Bench,
+) -> None:
+    bench.fakes.fail["publish_snapshot"] = [fatal("internal")]
+    bench.fakes.lose_answer.add("publish_snapshot")
+    bench.fakes.fail["unpublish_snapshot"] = [fatal("folder_error")]
+    result = SaveResult.model_validate(await (await bench.start("SaveSnapshot", JOB)).result())
+    assert result.outcome is SaveOutcome.PUBLISHED
+    asked = [
+        call for call in bench.fakes.calls if call in ("unpublish_snapshot", "resume_checkpoint")
+    ]
+    assert asked[:3] == ["unpublish_snapshot", "resume_checkpoint", "unpublish_snapshot"]
 
 
 async def test_a_resume_that_fails_after_publish_is_said_and_stays_published(bench: Bench) -> None:
