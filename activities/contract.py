@@ -281,6 +281,8 @@ class ClaimRequest(Payload):
     workflow_id: str
     run_id: str
     replace: bool = False
+    snapshot: str = "latest"
+    """What is wanted: if there is none such, nothing is touched."""
 
 
 class ClaimResult(Payload):

@@ -64,6 +64,7 @@ class JobActivities:
         """Restore, step 0: raise the incarnation, then clear what the old one left.
 
         Raises:
+            NoSnapshot, NotFound: There is nothing to restore from; nothing was touched.
             JobAlive: The job of the newest incarnation answers; nothing was touched.
             Superseded: Somebody else claimed it first; nothing was touched.
         """
@@ -71,6 +72,8 @@ class JobActivities:
         check_job(self._config, request.job_id)
         folder = self._config.job_folder
         async with driving(self._client, None):
+            # A restore that cannot succeed must not cost the job that is there.
+            await asyncio.to_thread(SnapshotFolder(self._config).candidates, request.snapshot)
             old = await job.actors()
             if incarnations.owned_by(folder, request.run_id) is None:
                 newest = incarnations.newest(folder)

@@ -221,7 +221,10 @@ class SnapshotFolder:
         if wanted == "latest":
             found = self._on(incarnations.current_line(self.path))
             if not found:
-                raise NoSnapshot("the job's current line has no snapshot")
+                raise NoSnapshot(
+                    "the job has no snapshot on its current line; `turnpoint run` starts it from "
+                    "the start, `turnpoint list` shows those of other lines"
+                )
             return found
         name = wanted if SNAPSHOT.match(wanted) else self._named(wanted)
         self._existing(name)

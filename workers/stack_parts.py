@@ -38,6 +38,8 @@ GYM_MODULES = {
 GYM_NAMES = [name for name, _ in GYM_MODULES.values()]
 WORKER_READY = '"event": "ready"'
 MODEL_FOLDER = "model"
+SCRIPTED = ("--delay-s", "1", "--turns", "12", "--turns-spread", "4")
+"""Rollouts of 12 to 16 s, so that a person can save one by hand; `options.policy` changes it."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,7 @@ def _ray(settings: Settings, ports: dict[str, int], folder: Path) -> Part:
 def _policy(settings: Settings, port: int) -> Part:
     base = f"http://{HOST}:{port}"
     if settings.policy == "scripted":
-        command = [sys.executable, "-m", "rl.scripted_policy", "--port", str(port)]
+        command = [sys.executable, "-m", "rl.scripted_policy", "--port", str(port), *SCRIPTED]
         env: dict[str, str] = {}
     else:
         command, env = vllm_command(settings.state_dir / MODEL_FOLDER, port, host=HOST)

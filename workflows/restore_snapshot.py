@@ -165,6 +165,7 @@ class RestoreSnapshot:
             workflow_id=info.workflow_id,
             run_id=info.run_id,
             replace=self._restore.replace,
+            snapshot=self._restore.snapshot,
         )
         return await self._phase("claim_job", request, ClaimResult, CLAIM_LIMIT)
 

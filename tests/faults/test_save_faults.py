@@ -34,7 +34,7 @@ pytestmark = [
 LEASE_S = 5
 WORKERS = ("held_1", "held_2", "held_3")
 """One is killed while the one killed before it is still starting: another has to be there."""
-PASSING_REFUSALS = ("checkpoint_running", "data_plane_busy", "unchanged")
+PASSING_REFUSALS = ("checkpoint_running", "data_plane_busy", "server_unfit", "unchanged")
 PHASES = [
     "close_admission",
     "prepare_checkpoint",
@@ -81,13 +81,18 @@ async def start(client: Client) -> WorkflowHandle[object, object]:
     )
 
 
+def is_reached(reached: Path) -> bool:
+    """Whether a worker waits there."""
+    return reached.exists()
+
+
 async def reach(client: Client, reached: Path) -> WorkflowHandle[object, object]:
     """Start a save that gets to the held point; refusals that pass are waited out."""
     end = time.monotonic() + 40
     while True:
         handle = await start(client)
         result = asyncio.ensure_future(handle.result())
-        while not reached.exists() and not result.done():
+        while not is_reached(reached) and not result.done():
             assert time.monotonic() < end, f"waited 40 s for {reached.stem} to be reached"
             await asyncio.sleep(0.05)
         if not result.done():
