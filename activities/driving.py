@@ -83,7 +83,12 @@ async def driving(
     body = asyncio.current_task()
     assert body is not None  # an activity is always a task
     beating = asyncio.create_task(_beat(client, lease_s, renew))
-    beating.add_done_callback(lambda done: None if done.cancelled() else body.cancel())
+
+    def ended(done: asyncio.Task[None]) -> None:
+        if not done.cancelled() and done.exception() is not None:
+            body.cancel()
+
+    beating.add_done_callback(ended)
     try:
         yield Budget(deadline)
     except asyncio.CancelledError:
@@ -91,6 +96,7 @@ async def driving(
             raise error from None
         raise
     finally:
+        beating.remove_done_callback(ended)  # a body that has returned is not cancelled any more
         beating.cancel()
 
 
