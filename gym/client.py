@@ -62,15 +62,23 @@ class GymClient:
     Args:
         token: Bearer token of the control routes.
         connect_s: Seconds for a connection to be accepted.
+        transport: Another transport than HTTP, for tests.
     """
 
-    def __init__(self, token: SecretStr, *, connect_s: float = 2) -> None:
+    def __init__(
+        self,
+        token: SecretStr,
+        *,
+        connect_s: float = 2,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
         """Open nothing yet."""
         self._authorization = {"authorization": f"Bearer {token.get_secret_value()}"}
         self._connect_s = connect_s
         # Thousands of `/run` calls are open at once; a pool limit would queue control calls
         # behind them. Environment proxies are not for servers of the job.
         self._http = httpx.AsyncClient(
+            transport=transport,
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=100),
             trust_env=False,
         )

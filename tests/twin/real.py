@@ -128,7 +128,7 @@ class Twin:
                 await asyncio.to_thread(self.live.up)
             self._client = await self.live.client()
             with self._timed("undisturbed"):
-                await asyncio.to_thread(self._begin, "--fresh", follow=True)
+                await asyncio.to_thread(self._begin)
                 self._undisturbed = await asyncio.to_thread(self.live.rows)
             self._demand_whole()
             await self._crash_all()
@@ -186,7 +186,7 @@ class Twin:
                 self._client = await self.live.client()
         if not saved:
             await self._crashes.started()
-            await asyncio.to_thread(self._begin, "--fresh")
+            await self._begin_slowly()
             return True
         began = time.monotonic()
         handle = await self._start_restore()
@@ -215,15 +215,18 @@ class Twin:
 
     async def _new_job(self) -> None:
         with self._timed("new job"):
-            await asyncio.to_thread(self._begin, "--fresh")
+            await self._begin_slowly()
         self.outcome.jobs += 1
         self._restored = 0
 
-    def _begin(self, *words: str, follow: bool = False) -> None:
+    async def _begin_slowly(self) -> None:
+        words = ("--max-inflight", str(MAX_INFLIGHT), "--detach")
+        await asyncio.to_thread(self._begin, *words)
+
+    def _begin(self, *words: str) -> None:
         self.live.cli(
             *("run", "--rows", str(self._dataset), "--generations", str(GENERATIONS)),
-            *("--max-inflight", str(MAX_INFLIGHT), *words),
-            *(() if follow else ("--detach",)),
+            *("--fresh", *words),
         )
 
     async def _finish(self) -> None:
@@ -288,6 +291,8 @@ class Twin:
                 f"{getattr(error.cause, 'type', '')}: {error.cause}"
             ) from None
         result = RestoreResult.model_validate(found)
+        for phase in result.phases:
+            self.outcome.spent_s[f"restore: {phase.phase}"] += round(phase.ms / 1000, 3)
         self.outcome.restores += 1
         self._restored += 1
         for skipped in result.skipped:
