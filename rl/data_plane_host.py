@@ -167,6 +167,11 @@ class DataPlaneHost:
                 "start Ray with a higher --num-cpus",
                 participant=DATA_PLANE_HOST,
             )
+        # tq.init would take it for its own; this actor starts once, so it is an older life's.
+        if any(name.startswith("TransferQueue") for name in _actor_names()):
+            raise StaleIncarnation(
+                "TransferQueue of another incarnation is there", participant=DATA_PLANE_HOST
+            )
         tq.init(
             OmegaConf.create(
                 {
@@ -249,6 +254,10 @@ def verify_files(base: Path, files: Sequence[WrittenFile]) -> None:
             raise _damaged(name, "not the file that was written")
     if not expected:
         raise _damaged(f"{DATA_PLANE_FOLDER}/controller_state.pkl", "not in the manifest")
+
+
+def _actor_names() -> list[str]:
+    return [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)]
 
 
 def _damaged(name: str, why: str) -> DigestMismatch:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import ray
 
 from gym.client import GymClient
-from gym.protocol import DeadlineExceeded
+from gym.protocol import DeadlineExceeded, StaleIncarnation
 from rl import incarnations
 from rl.actors import attached, call
 from rl.data_plane_host import data_plane_host
@@ -70,12 +71,26 @@ async def start_data_plane(
 
     A restore loads TransferQueue right after this, before anything is put in it.
 
+    A restore that this incarnation has superseded may have passed its own check just before the
+    claim, and have started its actors after the claim had looked who is there: those end here.
+
     Raises:
-        StaleIncarnation: An actor of another incarnation is there: `kill_actors` comes first.
+        Superseded: An actor of another incarnation is there, and this one is not the newest.
         DataPlaneLost: TransferQueue cannot run here.
         DeadlineExceeded: An actor was not ready in time.
     """
     await attached()
+    try:
+        await _start_data_plane(config, incarnation, servers)
+    except StaleIncarnation:
+        incarnations.demand_newest(config.job_folder, incarnation)
+        await kill_actors()
+        await _start_data_plane(config, incarnation, servers)
+
+
+async def _start_data_plane(
+    config: JobConfig, incarnation: int, servers: list[JoinedServer]
+) -> None:
     # Each imports torch or Ray for seconds: they start together, and wait for TransferQueue.
     await _ensure(DATA_PLANE_HOST, lambda: data_plane_host(config, incarnation))
     await _ensure(GENERATION, lambda: generation_actor(config, incarnation))
@@ -92,32 +107,53 @@ async def start_single_controller(
 ) -> None:
     """Start the controller; it refuses everything until it is started, fresh or restored.
 
+    The controller of an incarnation that this one has superseded is killed first.
+
     Raises:
-        StaleIncarnation: The controller of another incarnation is there.
+        Superseded: The controller of another incarnation is there, and this one is not the newest.
         DeadlineExceeded: It was not ready in time.
     """
     await attached()
+    try:
+        await _start_single_controller(config, incarnation, servers)
+    except StaleIncarnation:
+        incarnations.demand_newest(config.job_folder, incarnation)
+        await kill_actors([actor for actor in await actors() if actor.name == SINGLE_CONTROLLER])
+        await _start_single_controller(config, incarnation, servers)
+
+
+async def _start_single_controller(
+    config: JobConfig, incarnation: int, servers: list[JoinedServer]
+) -> None:
     await _ensure(SINGLE_CONTROLLER, lambda: single_controller(config, incarnation, servers))
     await call(SINGLE_CONTROLLER, "servers", incarnation, limit_s=_START_LIMIT_S)
 
 
-async def actors() -> list[Any]:
-    """Handles of every actor of a job that is there now, TransferQueue's included.
+@dataclass(frozen=True)
+class LivingActor:
+    """One life of a named actor of a job: killing it never ends a later one of the same name."""
 
-    A handle means one life of an actor: killing by it never ends a later one of the same name.
+    name: str
+    namespace: str
+    handle: Any
+    """None: it is dying already, and only its name is still there."""
+
+
+async def actors() -> list[LivingActor]:
+    """Every actor of a job that is there now, TransferQueue's included.
 
     Raises:
         RayUnreachable: There is no cluster.
     """
     await attached()
-    return await asyncio.to_thread(lambda: _handles(_named()))
+    return await asyncio.to_thread(_living)
 
 
-async def kill_actors(handles: list[Any] | None = None) -> list[str]:
-    """Kill actors of a job and wait until all names of a job's actors are free.
+async def kill_actors(killed: list[LivingActor] | None = None) -> list[str]:
+    """Kill actors of a job and wait until their names are free, or another life has taken them.
 
     Args:
-        handles: Whom; by default everybody who is there now.
+        killed: Whom; by default everybody who is there now.
 
     Returns:
         The names of those that were there.
@@ -126,23 +162,22 @@ async def kill_actors(handles: list[Any] | None = None) -> list[str]:
         DeadlineExceeded: A name was still taken after 30 s.
         RayUnreachable: There is no cluster.
     """
-    if handles is None:
-        # All handles first: with the last of a driver's actors Ray forgets their classes, and
-        # then even a handle of one that is just dying cannot be made.
-        handles = await actors()
-    found = await asyncio.to_thread(_named)
-    for handle in handles:
-        await asyncio.to_thread(ray.kill, handle, no_restart=True)
-    left = found
+    if killed is None:
+        killed = await actors()
+    for actor in killed:
+        if actor.handle is not None:
+            await asyncio.to_thread(ray.kill, actor.handle, no_restart=True)
+    left: list[str] = []
     try:
         async with asyncio.timeout(_GONE_LIMIT_S):
-            while left := await asyncio.to_thread(_named):  # noqa: ASYNC110  # Ray has no event
+            # Ray has no event for it.
+            while left := await asyncio.to_thread(_left, killed):  # noqa: ASYNC110
                 await asyncio.sleep(_POLL_S)
     except TimeoutError:
         raise DeadlineExceeded(
-            "killed actors still have their names", details={"actors": [name for name, _ in left]}
+            "killed actors still have their names", details={"actors": left}
         ) from None
-    return [name for name, _ in found]
+    return [actor.name for actor in killed]
 
 
 async def start_fresh(
@@ -211,12 +246,27 @@ def _is_ours(actor: dict[str, str]) -> bool:
     return actor["namespace"] == RAY_NAMESPACE and actor["name"] in _OWN
 
 
-def _handles(named: list[tuple[str, str]]) -> list[Any]:
-    """Handles of the actors that can still be killed; the others are dying already."""
-    found = []
-    for name, namespace in named:
-        # ValueError: it has died since it was listed. AssertionError: Ray has forgotten its
-        # class, which it does when the driver that made it and all its actors are gone.
-        with contextlib.suppress(ValueError, AssertionError):
-            found.append(ray.get_actor(name, namespace=namespace))
-    return found
+def _living() -> list[LivingActor]:
+    # All handles at once: with the last of a driver's actors Ray forgets their classes, and then
+    # even a handle of one that is just dying cannot be made.
+    return [LivingActor(*named, _handle(*named)) for named in _named()]
+
+
+def _left(killed: list[LivingActor]) -> list[str]:
+    """Names that killed actors still have."""
+    now = {(actor.name, actor.namespace): actor for actor in _living()}
+    found = [(actor, now.get((actor.name, actor.namespace))) for actor in killed]
+    return [
+        actor.name
+        for actor, there in found
+        if there is not None and (there.handle is None or there.handle == actor.handle)
+    ]
+
+
+def _handle(name: str, namespace: str) -> Any:
+    """Handle of an actor that can still be killed; None for one that is dying already."""
+    # ValueError: it has died since it was listed. AssertionError: Ray has forgotten its class,
+    # which it does when the driver that made it and all its actors are gone.
+    with contextlib.suppress(ValueError, AssertionError):
+        return ray.get_actor(name, namespace=namespace)
+    return None

@@ -20,7 +20,7 @@ from gym.protocol import CheckpointConflict, StaleCheckpoint, StaleIncarnation
 from rl import incarnations
 from rl.actors import call
 from rl.data_plane_host import data_plane_host
-from rl.errors import ControllerLost
+from rl.errors import ControllerLost, Superseded
 from rl.job import alive, kill_actors, start_single_controller
 from rl.messages import DATA_PLANE_HOST, NEMO_GYM, SINGLE_CONTROLLER, JobConfig, Workload
 from rl.recovery_ledger import LEDGER_FILE, RecoveryLedger
@@ -298,3 +298,22 @@ async def _finished(settings: JobConfig) -> bool:
     status = await alive(settings)
     assert status is not None and status.state != "failed", status
     return status.state == "finished"
+
+
+async def test_actors_of_a_superseded_restore_give_way_to_the_newest_incarnation(
+    address: str, tmp_path: Path
+) -> None:
+    """It may have passed its own check just before the claim, and have started them after.
+
+    Break: let the `StaleIncarnation` of the actor that is there reach the caller.
+    """
+    await kill_actors()
+    settings = config(tmp_path)
+    for incarnation, owner in ((1, "one"), (2, "two")):
+        incarnations.claim(settings.job_folder, {"run_id": owner})
+        await start_single_controller(settings, incarnation, servers())
+        assert await call(SINGLE_CONTROLLER, "servers", incarnation) == servers()
+    with pytest.raises(Superseded):
+        await start_single_controller(settings, 1, servers())
+    assert await call(SINGLE_CONTROLLER, "servers", 2) == servers()
+    await kill_actors()
