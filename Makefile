@@ -5,12 +5,14 @@
 #   TORCH_INDEX_URL   address of PyTorch's wheel index for CPUs, where pip does not find torch's
 #                     CPU build by itself (PyTorch's install page shows it under "CPU")
 #   DEMO_POLICY       `scripted` runs the demo without vLLM
+#   POINTS, SEED      crash points of `make twin` (100), and the seed that it replays
 #   KEEP              KEEP=1 leaves the demo's stack and the Temporal UI up
 
 PYTHON ?= python3.11
 VENV ?= .venv
 TORCH_INDEX_URL ?=
 DEMO_POLICY ?= vllm
+POINTS ?= 100
 NEMO_GYM ?= nemo-gym==0.7.0
 
 BIN := $(VENV)/bin
@@ -19,7 +21,7 @@ LOCKS := requirements.lock requirements-dev.lock
 INSTALLED := $(VENV)/.installed
 CODE := activities gym rl workers workflows
 
-.PHONY: install check test test-real test-all demo clean help
+.PHONY: install check test test-real twin test-all demo clean help
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 
@@ -52,7 +54,11 @@ test-real: install ## Tests on real processes; those about the demo read its las
 
 test: check demo test-real ## What CI runs: at most 30 minutes with the install.
 
-test-all: test ## Everything; longer runs will write dated results to docs/results.
+twin: install ## A job with 100 crashes against the undisturbed one; POINTS=N, SEED=N replays.
+	$(BIN)/python -m tests.twin.in_process --points 500 --write $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tests.twin.real --points $(POINTS) --write $(if $(SEED),--seed $(SEED))
+
+test-all: test twin ## Everything; longer runs write dated results to docs/results.
 
 clean: ## Remove what was made, but not the environment.
 	rm -rf build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache *.egg-info

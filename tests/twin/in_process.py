@@ -34,6 +34,7 @@ from rl.scripted_policy import Script
 from rl.snapshot_folder import SnapshotFolder
 from rl.topology import demand_fit, topology_of
 from tests.twin.memory import Life, job_config
+from tests.twin.results import RESULTS, write_results
 from tests.twin.rows import GENERATIONS, SCRIPT, differences, rollout_ids, write_rows
 
 FAST = Script(turns=SCRIPT.turns, turns_spread=SCRIPT.turns_spread, delay_s=0.003)
@@ -301,6 +302,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.twin.in_process")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(32))
     parser.add_argument("--points", type=int, default=500)
+    parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
     began = time.monotonic()
@@ -313,6 +315,16 @@ def main() -> int:
         print(f"{count:5} {what}")
     took = time.monotonic() - began
     print(f"{len(outcome.differences)} differences in {took:.0f} s, seed {outcome.seed}")
+    if given.write:
+        write_results(
+            "in_process",
+            seed=given.seed,
+            points=outcome.points,
+            differences=len(outcome.differences),
+            jobs=outcome.jobs,
+            saves=outcome.saves,
+            restores=outcome.restores,
+        )
     return 1 if outcome.differences else 0
 
 

@@ -14,8 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import platform
 import random
 import shutil
 import tempfile
@@ -28,7 +26,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import psutil
 from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 
 from activities.contract import TASK_QUEUE, RestoreInput, RestoreResult, SaveInput, SaveResult
@@ -36,6 +33,7 @@ from rl.errors import NoSnapshot
 from tests.real.live import AGENT, JOB, RESOURCE, Live
 from tests.twin.crashes import Crashes
 from tests.twin.plan import Point, Where, plan
+from tests.twin.results import RESULTS, write_results
 from tests.twin.rows import (
     GENERATIONS,
     SCRIPT,
@@ -62,7 +60,6 @@ JOB_LIMIT_S = 300.0
 PROBE_EVERY_S = 1.5
 PASSING = {"unchanged", "checkpoint_running", "data_plane_busy"}
 """Why a save may be refused though nothing is wrong."""
-RESULTS = Path(__file__).parents[2] / "docs" / "results" / "twin.json"
 
 
 @dataclass
@@ -345,35 +342,12 @@ def _joins_and_mutations(log: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
-def write_results(outcome: Outcome, command: str, path: Path = RESULTS) -> None:
-    """Write what a long run came to."""
-    in_process = 0
-    if path.exists():
-        in_process = json.loads(path.read_text()).get("in_process_points", 0)
-    memory = psutil.virtual_memory().total / 2**30
-    found = {
-        "real_points": outcome.points,
-        "in_process_points": in_process,
-        "differences": len(outcome.differences),
-        "seeds": [outcome.seed],
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": command,
-        "machine": f"{os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()}",
-        "jobs": outcome.jobs,
-        "saves": outcome.saves,
-        "restores": outcome.restores,
-        "met": dict(sorted(outcome.met.items())),
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{json.dumps(found, indent=2)}\n")
-
-
 def main() -> int:
     """Run from the command line; 1 if anything differs."""
     parser = argparse.ArgumentParser(prog="python -m tests.twin.real", description=__doc__)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(32))
     parser.add_argument("--points", type=int, default=100)
-    parser.add_argument("--port-base", type=int, default=29_000)
+    parser.add_argument("--port-base", type=int, default=27_600)
     parser.add_argument("--folder", type=Path, help="kept; by default a new one, kept on failure")
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
     given = parser.parse_args()
@@ -392,8 +366,16 @@ def main() -> int:
     report(f"seconds: {dict(outcome.spent_s.most_common())}")
     report(f"{len(outcome.differences)} differences, seed {outcome.seed}")
     if given.write:
-        command = f"python -m tests.twin.real --seed {given.seed} --points {given.points}"
-        write_results(outcome, command)
+        write_results(
+            "real",
+            seed=given.seed,
+            points=outcome.points,
+            differences=len(outcome.differences),
+            jobs=outcome.jobs,
+            saves=outcome.saves,
+            restores=outcome.restores,
+            met=dict(sorted(outcome.met.items())),
+        )
     if outcome.differences:
         report(f"logs: {folder / 'logs'}")
         return 1

@@ -6,6 +6,7 @@ and `python -m tests.twin.in_process --seed N --points K` replay it.
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from tests.twin import in_process, real
 from tests.twin.plan import BLOCK, Where, plan
+from tests.twin.results import write_results
 from tests.twin.rows import differences, repeated
 
 IN_PROCESS_POINTS = 20
@@ -63,6 +65,17 @@ def test_a_mutation_that_took_effect_twice_in_one_life_is_told() -> None:
     join, first = {"event": "control"}, {"event": "mutation", "request_id": "a/call-0/0"}
     assert repeated([join, first, join, first]) == []
     assert repeated([join, first, first]) == ["a/call-0/0: took effect twice"]
+
+
+def test_the_results_of_one_layer_leave_the_other_alone(tmp_path: Path) -> None:
+    path = tmp_path / "results" / "twin.json"
+    write_results("real", seed=1, points=100, differences=0, path=path, saves=3)
+    write_results("in_process", seed=2, points=500, differences=1, path=path)
+    write_results("in_process", seed=3, points=500, differences=0, path=path)
+    found = json.loads(path.read_text())
+    assert (found["real_points"], found["in_process_points"]) == (100, 500)
+    assert (found["differences"], found["seeds"]) == (0, [1, 3])
+    assert found["runs"]["real"]["command"] == "python -m tests.twin.real --seed 1 --points 100"
 
 
 async def test_crashes_at_any_await_change_nothing(tmp_path: Path) -> None:
