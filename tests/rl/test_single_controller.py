@@ -113,7 +113,22 @@ def scripted_gym(incarnation: int, restored: dict[str, int]) -> Any:
             return self.sent, self.acknowledged, os.getpid()
 
         async def status(self, incarnation: int) -> list[Any]:
-            return []
+            from gym.protocol import Counts, Phase, Status
+
+            return [
+                Status(
+                    server=name,
+                    instance_id="i",
+                    incarnation=incarnation,
+                    phase=Phase.OPEN,
+                    checkpoint_id=None,
+                    lease_left_s=None,
+                    counts=Counts(),
+                    blockers=[],
+                    blocker_count=0,
+                )
+                for name in ("policy_model", "simple_agent", "counter")
+            ]
 
         async def inventory(self, incarnation: int, checkpoint_id: str, attempt: int = 0) -> Any:
             from gym.protocol import Continuation, StorageReference
