@@ -36,7 +36,7 @@ from gym.session import Mutation, Receipt, RefusedAs, Result, SavedSession, Sess
 
 if TYPE_CHECKING:
     from gym.participant import Participant
-    from gym.resource_server import ResourceServer
+    from gym.resource_server import Environment
 
 SESSIONS_FILE = "sessions.jsonl"
 _LOOK_AT_STOP_S = 0.2
@@ -55,7 +55,7 @@ class ResourcePart:
     kind = Kind.RESOURCE
     role: Role | None = None
 
-    def __init__(self, environment: ResourceServer[Any]) -> None:
+    def __init__(self, environment: Environment[Any]) -> None:
         """No session yet; `participant` is set before the first call."""
         self._environment = environment
         self.mode = environment.mode
@@ -214,7 +214,7 @@ class ResourcePart:
 class _SessionsExport(Export):
     """Writes `sessions.jsonl`; made on the event loop, which stays the owner of the sessions."""
 
-    def __init__(self, environment: ResourceServer[Any], sessions: list[Session[Any]]) -> None:
+    def __init__(self, environment: Environment[Any], sessions: list[Session[Any]]) -> None:
         keeps_state = environment.mode is Mode.EXPORT_RESTORE
         listed = [s for s in sessions if s.seeded or s.uncertain] if keeps_state else []
         super().__init__(
