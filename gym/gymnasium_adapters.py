@@ -85,8 +85,8 @@ def _in_table(environment: Any) -> bool:
     return environment.s in environment.P
 
 
-_COLOURED = re.compile(r"\x1b\[[0-9;]*m(.)\x1b\[0m")
-"""One character in colours: how gymnasium marks a place in a text rendering."""
+_COLOURED = re.compile(r"(?:\x1b\[[0-9;]*m)+(.)(?:\x1b\[0m)+")
+"""One character in colours, one or several: how gymnasium marks a place in a text rendering."""
 
 
 def _map(environment: Any) -> str:
