@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +17,9 @@ import numpy as np
 from gymnasium.spaces import Discrete, Space
 
 from gym.data_plane_body import refuse_constant
+from gym.responses import text_of
 
 _TAG = re.compile(r"<action>\s*(.*?)\s*</action>", re.IGNORECASE | re.DOTALL)
-_TEXT = ("output_text", "text")
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,11 @@ class Wish:
 
 def wish_of(response: dict[str, Any]) -> Wish:
     """Read the answer of a model (a Responses body)."""
-    items = [item for item in response.get("output") or [] if isinstance(item, dict)]
-    calls = [item for item in items if item.get("type") == "function_call"]
+    calls = [item for item in _items(response) if item.get("type") == "function_call"]
     if calls:
         ids = [str(call.get("call_id")) for call in calls]
         return Wish(_argument(calls[0].get("arguments")), ids)
-    found = _TAG.search("".join(_texts(items)))
+    found = _TAG.search(text_of(response))
     return Wish(found.group(1) if found else None, [])
 
 
@@ -69,6 +68,10 @@ def spelled_action(wanted: str | None, space: Space[Any]) -> Any:
     return action if action is not None and space.contains(action) else None
 
 
+def _items(response: dict[str, Any]) -> list[dict[str, Any]]:
+    return [item for item in response.get("output") or [] if isinstance(item, dict)]
+
+
 def _argument(arguments: Any) -> str | None:
     try:
         given = json.loads(arguments, parse_constant=refuse_constant)
@@ -76,16 +79,3 @@ def _argument(arguments: Any) -> str | None:
         return None
     action = given.get("action") if isinstance(given, dict) else None
     return action if isinstance(action, str) or action is None else json.dumps(action)
-
-
-def _texts(items: list[dict[str, Any]]) -> Iterator[str]:
-    for item in items:
-        if item.get("type") != "message":
-            continue
-        content = item.get("content")
-        if isinstance(content, str):
-            yield content
-        elif isinstance(content, list):
-            for part in content:
-                if isinstance(part, dict) and part.get("type") in _TEXT:
-                    yield str(part.get("text", ""))
