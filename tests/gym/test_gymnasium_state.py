@@ -79,7 +79,9 @@ def elsewhere(saved: list[tuple[bytes, int]]) -> list[Any]:
 def test_another_process_goes_on_as_if_nothing_had_happened(
     name: str, options: dict[str, Any]
 ) -> None:
-    """Break: leave `has_uint32` out of `_generator`, `lastaction` or `fickle_step` out of a state,
+    """Operation for operation, random draws included.
+
+    Break: leave `has_uint32` out of `_generator`, `lastaction` or `fickle_step` out of a state,
     or `_elapsed_steps` as it is after a reset.
     """
     saved, expected = [], []
