@@ -349,7 +349,7 @@ async def test_an_environment_without_an_adapter_makes_the_server_restart_only(
     generation = ScriptedGeneration()
     environments = ("Blackjack-v1", "CartPole-v1")
     rows = {"p0_g0": CART_POLE}
-    async with playing(tmp_path, generation, *environments, max_steps=6) as servers:
+    async with playing(tmp_path, ScriptedGeneration(), *environments, max_steps=6) as servers:
         await servers.join()
         capabilities = await servers.client.capabilities(servers.urls[ENVIRONMENT], ENVIRONMENT)
         assert capabilities.mode is Mode.RESTART_ONLY
