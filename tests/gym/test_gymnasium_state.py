@@ -81,8 +81,8 @@ def test_another_process_goes_on_as_if_nothing_had_happened(
 ) -> None:
     """Operation for operation, random draws included.
 
-    Break: leave `has_uint32` out of `_generator`, `lastaction` or `fickle_step` out of a state,
-    or `_elapsed_steps` as it is after a reset.
+    Break: leave `has_uint32` out of `_generator`, `fickle_step` out of a state, or
+    `_elapsed_steps` as it is after a reset.
     """
     saved, expected = [], []
     for seed in range(4):
