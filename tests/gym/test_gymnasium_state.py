@@ -81,8 +81,7 @@ def test_another_process_goes_on_as_if_nothing_had_happened(
 ) -> None:
     """Operation for operation, random draws included.
 
-    Break: leave `has_uint32` out of `_generator`, `fickle_step` out of a state, or
-    `_elapsed_steps` as it is after a reset.
+    Break: leave `has_uint32` out of `_generator`, or `_elapsed_steps` as it is after a reset.
     """
     saved, expected = [], []
     for seed in range(4):
@@ -93,6 +92,39 @@ def test_another_process_goes_on_as_if_nothing_had_happened(
             steps = played(episode, k, STEPS)
             expected.append([steps, export_episode(episode).decode()])
     assert json.loads(json.dumps(expected)) == elsewhere(saved)
+
+
+def way_to_passenger(environment: Any) -> list[int]:
+    """Moves that bring a taxi to its passenger, on a dry day."""
+    _, _, passenger, _ = environment.decode(environment.s)
+    found: dict[int, list[int]] = {environment.s: []}
+    queue = [environment.s]
+    while queue:
+        state = queue.pop(0)
+        if environment.decode(state)[:2] == environment.locs[passenger]:
+            return found[state]
+        for move in range(4):
+            _, reached, _, _ = environment.P[state][move][0]
+            if reached not in found:
+                found[reached] = [*found[state], move]
+                queue.append(reached)
+    raise AssertionError("no way")
+
+
+def test_a_passenger_who_will_change_their_mind_still_does() -> None:
+    """Break: leave `fickle_step` out of Taxi's state."""
+    changed_mind = 0
+    for seed in range(40):
+        episode = begun("Taxi-v4", {"fickle_passenger": True}, seed)
+        taxi: Any = episode.environment.unwrapped
+        for action in [*way_to_passenger(taxi), 4]:
+            episode.environment.step(action)
+        restored = import_episode(export_episode(episode), PLAYABLE)
+        before = taxi.decode(taxi.s)[3]
+        assert played(restored, 0, STEPS) == played(episode, 0, STEPS)
+        assert export_episode(restored) == export_episode(episode)
+        changed_mind += taxi.decode(taxi.s)[3] != before
+    assert changed_mind > 3
 
 
 def test_the_cases_meet_random_draws_and_both_ends() -> None:

@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
+import httpx
+import pytest
+from fastapi import FastAPI
 
 from examples.dice import Dice
 from examples.essay import EssaySettings, create_essay_app
@@ -32,7 +33,7 @@ from gym.resource_server import ResourceServer, create_resource_app
 from gym.settings import ServerSettings
 from rl.inventories import Held, who_starts_over
 from rl.messages import JoinedServer
-from tests.gym.fleet import AGENT, COUNTER, MODEL, Fleet, Make, fleet_of, free_port, serving
+from tests.gym.fleet import AGENT, COUNTER, MODEL, Fleet, Make, fleet_of
 from tests.gym.scripted_generation import ScriptedGeneration
 
 PORTS = range(29_300, 29_600)
@@ -69,33 +70,26 @@ def row_for(*servers: str) -> dict[str, Any]:
     }
 
 
-class Judge:
-    """What is behind the judge's model server: answers when it is let."""
+class Judge(httpx.AsyncHTTPTransport):
+    """How the essay server reaches its judge: a question goes on its way when it is let."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.asked = asyncio.Event()
-        self.may_answer = asyncio.Event()
-        self.may_answer.set()
+        self.may_go = asyncio.Event()
+        self.may_go.set()
         self.headers: list[dict[str, str]] = []
         self.failing = 0
+        """So many questions find nobody."""
 
-    def app(self) -> FastAPI:
-        app = FastAPI()
-
-        @app.post("/v1/chat/completions")
-        async def complete(request: Request) -> JSONResponse:
-            self.headers.append(dict(request.headers))
-            self.asked.set()
-            await self.may_answer.wait()
-            if self.failing > 0:
-                self.failing -= 1
-                return JSONResponse({"error": "busy"}, status_code=503)
-            message = {"role": "assistant", "content": "Yes, it is."}
-            choice = {"index": 0, "message": message, "finish_reason": "stop"}
-            answer = {"id": "j", "object": "chat.completion", "choices": [choice]}
-            return JSONResponse(answer)
-
-        return app
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self.headers.append(dict(request.headers))
+        self.asked.set()
+        await self.may_go.wait()
+        if self.failing > 0:
+            self.failing -= 1
+            raise httpx.ConnectError("the judge is being started")
+        return await super().handle_async_request(request)
 
 
 ENVIRONMENTS: Mapping[str, type[ResourceServer[Any]]] = {
@@ -115,8 +109,6 @@ async def several(
     expect_restore: bool = False,
 ) -> AsyncIterator[Fleet]:
     """An agent with these resource servers, the first of them the environment."""
-    judge = judge or Judge()
-    judge_port = free_port(PORTS)
 
     def agent(common: dict[str, Any], urls: Any) -> FastAPI:
         return create_agent_app(
@@ -131,14 +123,14 @@ async def several(
     def resource(name: str) -> Make:
         if name == ESSAY:
             return lambda common, urls: create_essay_app(
-                EssaySettings(**common, judge_url=urls[asks])
+                EssaySettings(**common, judge_url=urls[asks]), judge
             )
         return lambda common, urls: create_resource_app(
             ENVIRONMENTS[name](), ServerSettings(**common)
         )
 
     def judge_server(common: dict[str, Any], urls: Any) -> FastAPI:
-        url = f"http://127.0.0.1:{judge_port}/v1"
+        url = f"{urls['generation']}/v1"
         return create_model_app(
             ModelServerSettings(**common, generation_url=url, role=Role.AUXILIARY)
         )
@@ -148,10 +140,9 @@ async def several(
         AGENT: (Kind.AGENT, agent),
         **{name: (Kind.RESOURCE, resource(name)) for name in resources},
     }
-    async with (
-        serving({judge_port: judge.app()}),
-        fleet_of(root, generation, servers, expect_restore=expect_restore, ports=PORTS) as made,
-    ):
+    async with fleet_of(
+        root, generation, servers, expect_restore=expect_restore, ports=PORTS
+    ) as made:
         yield made
 
 
@@ -321,47 +312,42 @@ async def test_a_rollout_that_used_a_restart_only_server_starts_over(tmp_path: P
 # --- a judge inside verify ------------------------------------------------------------------------
 
 
-async def judged(servers: Fleet, judge: Judge) -> None:
-    """A save that begins while the judge thinks: it waits for the verify, never the other way."""
-    judge.may_answer.clear()
-    run = asyncio.create_task(servers.run("p0_g0", row=row_for(ESSAY)))
-    await asyncio.wait_for(judge.asked.wait(), 10)
-    for name in servers.of(Kind.MODEL):
-        assert (await servers.prepare(name)).ready
-    waiting = await servers.prepare(AGENT, budget_s=0.2)
-    assert (waiting.ready, [one.where for one in waiting.blockers]) == (False, ["verify"])
-    judge.failing = 1
-    judge.may_answer.set()  # asked again from here on: while model and agent are closed
-    result, headers = await asyncio.wait_for(run, 10)
-    assert (result["reward"], result["verdict"]) == (1.0, "Yes, it is.")
-    await acknowledge(servers, "p0_g0", headers)
-    assert all(answer.ready for answer in await servers.prepare_all())
-    assert len(judge.headers) == 2
-    for sent in judge.headers:
-        assert sent["x-turnpoint-request-id"] == "p0_g0/verify/0"
-        assert sent["x-turnpoint-rollout-id"] == "p0_g0"
-        assert "x-turnpoint-model-call-id" not in sent
+@pytest.mark.parametrize("asks", [JUDGE, MODEL])
+async def test_a_judge_answers_a_verify_while_a_save_waits_for_it(
+    tmp_path: Path, asks: str
+) -> None:
+    """A save that begins while the judge is asked waits for the verify, never the other way.
 
-
-async def test_a_judge_answers_a_verify_while_a_save_waits_for_it(tmp_path: Path) -> None:
-    """Break: admit inner calls of `ModelPart.call` only while the server is open."""
-    judge = Judge()
-    async with several(tmp_path, ScriptedGeneration(), ESSAY, judge=judge) as servers:
+    The judge is a server of its own, or the policy's, which is closed by then. Break: admit
+    inner calls of `ModelPart.call` only while the server is open.
+    """
+    judge, generation = Judge(), ScriptedGeneration()
+    async with several(tmp_path, generation, ESSAY, judge=judge, asks=asks) as servers:
         await servers.join()
-        await judged(servers, judge)
-        answers = await servers.commit_all()
-        assert (answers[JUDGE].files, answers[ESSAY].sessions[0].revision) == ([], 7)
-        assert answers[MODEL].counts.ledger_rows == 0
-        await servers.resume_all()
+        judge.may_go.clear()
+        run = asyncio.create_task(servers.run("p0_g0", row=row_for(ESSAY)))
+        await asyncio.wait_for(judge.asked.wait(), 10)
+        for name in servers.of(Kind.MODEL):
+            assert (await servers.prepare(name)).ready
+        waiting = await servers.prepare(AGENT, budget_s=0.2)
+        assert (waiting.ready, [one.where for one in waiting.blockers]) == (False, ["verify"])
+        judge.failing = 1  # and it is started again meanwhile
+        judge.may_go.set()
+        result, headers = await asyncio.wait_for(run, 5)
+        assert result["verdict"].startswith("nobody is done")  # an inner call: no rollout's
+        await acknowledge(servers, "p0_g0", headers)
+        assert all(answer.ready for answer in await servers.prepare_all())
 
-
-async def test_the_policy_itself_may_be_the_judge(tmp_path: Path) -> None:
-    """An inner call is never the ledger's: the training row ends with the run's own last call."""
-    async with several(tmp_path, ScriptedGeneration(), ESSAY, asks=MODEL) as servers:
-        await servers.join()
-        result, headers = await servers.run("p0_g0", row=row_for(ESSAY))
-        assert result["verdict"].startswith("nobody is done")  # no rollout's call, no staging
+        assert len(judge.headers) == 2
+        for sent in judge.headers:
+            assert sent["x-turnpoint-request-id"] == "p0_g0/verify/0"
+            assert sent["x-turnpoint-rollout-id"] == "p0_g0"
+            assert "x-turnpoint-model-call-id" not in sent
+        # Nothing of it is in the ledger: the training row ends with the run's own last call.
         manifest = await servers.client.manifest(servers.urls[MODEL], MODEL, "p0_g0")
         last = headers["x-turnpoint-last-model-call-id"]
         assert [row.model_call_id for row in manifest.records][-1] == last
-        assert not any("verify" in key for key in servers.generation.generated)
+        answers = await servers.commit_all()
+        assert answers[JUDGE].files == []
+        assert answers[ESSAY].sessions[0].revision == 2 + len(calls_in(result))
+        await servers.resume_all()
