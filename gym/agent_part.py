@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gym.agent_run import AgentRun, Surroundings
+from gym.agent_run import AgentRun, Loop, Surroundings
 from gym.agent_state import (
     CONTINUATIONS_FILE,
     STATE_FILE,
@@ -144,6 +144,7 @@ class AgentPart:
 
     Args:
         surroundings: Servers that runs call, and their limits.
+        loop: What runs do between two boundaries.
     """
 
     kind = Kind.AGENT
@@ -152,9 +153,10 @@ class AgentPart:
     participant: Participant
     """Set by the server once both exist."""
 
-    def __init__(self, surroundings: Surroundings) -> None:
+    def __init__(self, surroundings: Surroundings, loop: Loop) -> None:
         """Hold no run."""
         self._around = surroundings
+        self._loop = loop
         self._held: dict[str, HeldRun] = {}
         self._acknowledged: dict[str, tuple[int, str]] = {}
         """Rollout id -> run and digest whose result RL owns, until it is forgotten."""
@@ -201,10 +203,13 @@ class AgentPart:
             ) from None
         if self._fences.admit(identity):
             self._end({identity.rollout_id}, StaleAttempt("a newer run of this rollout exists"))
-        held = HeldRun(AgentRun(state, identity.incarnation, self._around, self))
+        held = HeldRun(self._run(state, identity.incarnation))
         self._held[identity.rollout_id] = held
         _say("run_accepted", state)
         return held
+
+    def _run(self, state: RunState, incarnation: int) -> AgentRun:
+        return AgentRun(state, incarnation, self._around, self, self._loop)
 
     def _end(self, rollout_ids: Collection[str], error: TurnpointError) -> None:
         for rollout_id in rollout_ids:
@@ -286,8 +291,7 @@ class AgentPart:
         assert incarnation is not None
         states = [state.next_run() for state in loaded]
         for state in states:
-            run = AgentRun(state, incarnation, self._around, self)
-            self._held[state.rollout_id] = HeldRun(run)
+            self._held[state.rollout_id] = HeldRun(self._run(state, incarnation))
             self._fences.raise_to(state.rollout_id, state.attempt_index)
         return RestoreInventory(
             counts=self.counts(), continuations=[state.continuation() for state in states]

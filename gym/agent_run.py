@@ -1,6 +1,9 @@
-"""One run of one rollout: NeMo Gym's tool-calling loop, cut at turn boundaries.
+"""One run of one rollout, cut at turn boundaries, whatever its agent does in a turn.
 
-    start -> (seed) -> seeded -> model call -> tools in order -> loop ... -> verify -> result
+    start -> (begin) -> seeded -> model call -> turn -> loop ... -> verify -> (end) -> result
+
+What `begin`, a turn and `end` are is a `Loop`: `gym.tool_loop` (seed, tools in order, verify)
+or `gym.gymnasium_loop` (reset, step, the sum of rewards).
 
 Guarantees: the run parks only where nothing is half done (the start, before each model call,
 before verify); an operation whose answer was lost is issued again with the same ids, and a
@@ -18,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gym.agent_calls import Peer, Reply, is_environment_error
+from gym.agent_calls import Peer, Reply
 from gym.agent_state import RunState, Stage
 from gym.backoff import Backoff
 from gym.protocol import (
@@ -29,7 +32,6 @@ from gym.protocol import (
     model_call_id,
 )
 from gym.protocol.identity import HEADER_COMMITTED_CALL
-from gym.tool_arguments import BadToolCall, tool_arguments, tool_name
 
 
 @dataclass(frozen=True)
@@ -77,70 +79,129 @@ class Gate(Protocol):
         """A run arrived at a boundary, left one or ended."""
 
 
+class Loop(Protocol):
+    """What one style of agent does between boundaries.
+
+    One object serves all runs, so it keeps nothing of any: what a run has to remember stands in
+    its `RunState`. Every call goes through `AgentRun.mutate`.
+    """
+
+    step: str
+    """Name of what a turn does after its model call, in blockers: `tool` or `step`."""
+
+    async def begin(self, run: AgentRun) -> None:
+        """Make the sessions that the run needs."""
+
+    async def turn(self, run: AgentRun, response: dict[str, Any]) -> None:
+        """Apply an answer of the model, which the conversation holds already.
+
+        Sets the stage `verify` if no further model call is to follow.
+        """
+
+    async def end(self, run: AgentRun) -> dict[str, Any]:
+        """The run's result."""
+
+
 class AgentRun:
-    """The loop of one run, and where it stands.
+    """One run, and where it stands.
 
     Args:
         state: Where it begins or goes on.
         incarnation: Of the job.
         surroundings: Servers and limits.
         gate: Keeps it at boundaries while the agent server is closed.
+        loop: What it does between them.
     """
 
     def __init__(
-        self, state: RunState, incarnation: int, surroundings: Surroundings, gate: Gate
+        self,
+        state: RunState,
+        incarnation: int,
+        surroundings: Surroundings,
+        gate: Gate,
+        loop: Loop,
     ) -> None:
         """Stand at the boundary that `state` is; nothing is called before `finish`."""
         self.state = state
-        self._around = surroundings
+        self.around = surroundings
         self._gate = gate
+        self._loop = loop
         self._identity = Identity(
             incarnation=incarnation, rollout_id=state.rollout_id, attempt=state.attempt_index
         )
         self.operation: str | None = None
-        """What it is between two boundaries with: `seed`, `model_call`, `tool`, `verify`;
-        None at a boundary."""
+        """What it is between two boundaries with: `seed`, `model_call`, the loop's `step`,
+        `verify`; None at a boundary."""
         self.since = time.monotonic()
         """Since when, on the monotonic clock."""
 
     async def finish(self) -> dict[str, Any]:
-        """Run to the end; answers what the environment's verify answered.
+        """Run to the end; answers the rollout's result.
 
         Raises:
             TurnpointError: The run failed: it is not to be continued.
         """
-        state = self.state
+        state, loop = self.state, self._loop
         if state.stage is Stage.START:
             await self._boundary()
-            await self._seed()
+            with self._between("seed"):
+                await loop.begin(self)
+                state.stage = Stage.SEEDED
         while state.stage is not Stage.VERIFY:
             response = await self._model_call()
-            with self._between("tool"):
+            with self._between(loop.step):
                 state.stage = Stage.LOOP
-                await self._apply(response)
+                self._take_over(response)
+                await loop.turn(self, response)
+                limit = self.around.max_steps
+                if limit is not None and state.steps >= limit:
+                    state.stage = Stage.VERIFY
         await self._boundary()
-        return await self._verify()
+        with self._between("verify"):
+            return await loop.end(self)
 
     def ended(self) -> None:
         """Nothing more is called: stand, from now on, with what came of it."""
         self._stand(None)
 
-    # --- the three operations -----------------------------------------------------------------
+    # --- what a loop calls --------------------------------------------------------------------
 
-    async def _seed(self) -> None:
-        with self._between("seed"):
-            for peer in self._around.resources.values():
-                identity = self._identity.mutation("seed")
-                reply = await self._mutate(peer, "seed_session", self.state.row, identity)
-                if reply.error is not None:
-                    raise reply.error
-                if reply.status >= 400:
-                    raise ServerFault(f"seeding: HTTP {reply.status}", participant=peer.name)
-            self.state.stage = Stage.SEEDED
+    def mutation_of_turn(self, number: int = 0) -> Identity:
+        """Identity of step `number` of the turn that runs."""
+        return self._identity.mutation(model_call_id(self.state.steps - 1), number)
+
+    def mutation_of(self, place: str) -> Identity:
+        """Identity of the run's `seed` or `verify`."""
+        return self._identity.mutation(place)
+
+    async def mutate(self, peer: Peer, path: str, body: Any, identity: Identity) -> Reply:
+        """One mutation, issued with the same request id until it is answered."""
+        state = self.state
+        state.resource_state_revisions.setdefault(peer.name, None)
+        backoff = Backoff()
+        while True:
+            after_s = None
+            try:
+                cookies = state.resource_cookies.get(peer.name, {})
+                reply = await peer.post(path, body, identity, cookies)
+                if (error := reply.error) is None or not error.retryable:
+                    break
+                after_s = reply.retry_after_s
+            except ServerUnreachable:
+                pass  # the server's receipt makes the repeat harmless
+            await asyncio.sleep(backoff.next_s() if after_s is None else after_s)
+        state.resource_cookies[peer.name] = (
+            state.resource_cookies.get(peer.name, {}) | reply.cookies
+        )
+        if reply.revision is not None:
+            state.resource_state_revisions[peer.name] = reply.revision
+        return reply
+
+    # --- the model call -----------------------------------------------------------------------
 
     async def _model_call(self) -> dict[str, Any]:
         """The next model call, issued until it is answered; stands at the boundary in between."""
-        state, peer = self.state, self._around.model
+        state, peer = self.state, self.around.model
         identity = self._identity.call(state.steps)
         params = state.row["responses_create_params"]
         body = params | {"input": state.conversation}
@@ -173,82 +234,11 @@ class AgentRun:
             state.last_committed_capture_key = identity.capture_key
         return response
 
-    async def _verify(self) -> dict[str, Any]:
-        with self._between("verify"):
-            state, peer = self.state, self._around.environment
-            added = state.conversation[state.prompt_items :]
-            response = {**(state.last_response or {}), "output": added, "usage": state.usage}
-            body = {**state.row, "response": response}
-            reply = await self._mutate(peer, "verify", body, self._identity.mutation("verify"))
-            if reply.error is not None:
-                raise reply.error
-            result = reply.object()
-            reward = result.get("reward")
-            if isinstance(reward, bool) or not isinstance(reward, int | float):
-                # A kept result that RL cannot take over would stand in the way of every save.
-                raise ServerFault("the verify answer has no reward", participant=peer.name)
-            state.reward = float(reward)
-            return result
-
-    # --- one turn -----------------------------------------------------------------------------
-
-    async def _apply(self, response: dict[str, Any]) -> None:
-        """Take a model's answer over and run its tools, in order: NeMo Gym's simple_agent."""
+    def _take_over(self, response: dict[str, Any]) -> None:
         state = self.state
-        output = response["output"]
-        state.conversation.extend(output)
+        state.conversation.extend(response["output"])
         state.usage = _added_usage(state.usage, response.get("usage"))
         state.last_response = response
-        calls = [item for item in output if item.get("type") == "function_call"]
-        if response.get("incomplete_details"):
-            state.stage = Stage.VERIFY
-        elif not calls:
-            if not any(item.get("type") == "message" for item in output):
-                state.last_response = response | _nothing_said(response)
-            state.stage = Stage.VERIFY
-        else:
-            for number, call in enumerate(calls):
-                text = await self._tool(call, number)
-                answer = {"type": "function_call_output", "call_id": call.get("call_id")}
-                state.conversation.append(answer | {"output": text})
-            limit = self._around.max_steps
-            if limit is not None and state.steps >= limit:
-                state.stage = Stage.VERIFY
-
-    async def _tool(self, call: dict[str, Any], number: int) -> str:
-        try:
-            name = tool_name(call.get("name"))
-            arguments = tool_arguments(call.get("arguments"))
-        except BadToolCall as bad:
-            return bad.output
-        identity = self._identity.mutation(model_call_id(self.state.steps - 1), number)
-        reply = await self._mutate(self._around.peer_of(name), name, arguments, identity)
-        if (error := reply.error) is not None and not is_environment_error(error):
-            raise error
-        return reply.text
-
-    async def _mutate(self, peer: Peer, path: str, body: Any, identity: Identity) -> Reply:
-        """One mutation, issued with the same request id until it is answered."""
-        state = self.state
-        state.resource_state_revisions.setdefault(peer.name, None)
-        backoff = Backoff()
-        while True:
-            after_s = None
-            try:
-                cookies = state.resource_cookies.get(peer.name, {})
-                reply = await peer.post(path, body, identity, cookies)
-                if (error := reply.error) is None or not error.retryable:
-                    break
-                after_s = reply.retry_after_s
-            except ServerUnreachable:
-                pass  # the server's receipt makes the repeat harmless
-            await asyncio.sleep(backoff.next_s() if after_s is None else after_s)
-        state.resource_cookies[peer.name] = (
-            state.resource_cookies.get(peer.name, {}) | reply.cookies
-        )
-        if reply.revision is not None:
-            state.resource_state_revisions[peer.name] = reply.revision
-        return reply
 
     # --- boundaries ---------------------------------------------------------------------------
 
@@ -269,13 +259,6 @@ class AgentRun:
     def _stand(self, operation: str | None) -> None:
         self.operation, self.since = operation, time.monotonic()
         self._gate.changed()
-
-
-def _nothing_said(response: dict[str, Any]) -> dict[str, Any]:
-    """How NeMo Gym marks an answer that holds neither a message nor a call."""
-    reason = "incomplete_reasoning" if response["output"] else "empty_output"
-    metadata = (response.get("metadata") or {}) | {"ng_termination_reason": reason}
-    return {"status": "incomplete", "metadata": metadata}
 
 
 def _added_usage(total: dict[str, Any] | None, added: Any) -> dict[str, Any] | None:

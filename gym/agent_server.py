@@ -2,7 +2,8 @@
 
 Body: a NeMo Gym row as it is, with the identity headers of the run. Answer: the environment's
 verify answer as it is, with the result's digest, the last model call and the revisions of the
-resource servers in headers. Guarantees: see `gym.agent_part` and `gym.agent_run`.
+resource servers in headers. Guarantees: see `gym.agent_part`, `gym.agent_run` and
+`gym.tool_loop`. `gym.gymnasium_agent` is the same server around another loop.
 
 Started as `python -m gym.agent_server --name simple_agent --port P --model-url URL
 --resource counter=URL [--resource other=URL --tool get_weather=other] [--max-steps N] ...`.
@@ -21,7 +22,7 @@ from pydantic_settings import NoDecode
 
 from gym.agent_calls import Peer, http_client
 from gym.agent_part import AgentPart
-from gym.agent_run import Surroundings
+from gym.agent_run import Loop, Surroundings
 from gym.app_lifespan import close_with
 from gym.control_routes import create_app
 from gym.data_plane_body import json_object
@@ -35,6 +36,7 @@ from gym.protocol import (
 )
 from gym.serve import serve
 from gym.settings import ServerSettings, settings_from_command_line
+from gym.tool_loop import ToolLoop
 
 
 def _pairs(value: object) -> object:
@@ -75,13 +77,17 @@ class AgentServerSettings(ServerSettings):
 
 
 def create_agent_app(
-    settings: AgentServerSettings, transport: httpx.AsyncBaseTransport | None = None
+    settings: AgentServerSettings,
+    transport: httpx.AsyncBaseTransport | None = None,
+    *,
+    loop: Loop | None = None,
 ) -> FastAPI:
     """The application of one agent server.
 
     Args:
         settings: What it is told.
         transport: How it reaches the other servers, instead of HTTP, for tests.
+        loop: What its runs do between two boundaries; the tool-calling loop by default.
     """
     http = http_client(transport)
     part = AgentPart(
@@ -90,7 +96,8 @@ def create_agent_app(
             resources={name: Peer(name, url, http) for name, url in settings.resource.items()},
             tools=settings.tool,
             max_steps=settings.max_steps,
-        )
+        ),
+        loop or ToolLoop(),
     )
     participant = Participant(settings.name, part, settings)
     part.participant = participant

@@ -36,7 +36,7 @@ from gym.session import Mutation, Receipt, RefusedAs, Result, SavedSession, Sess
 
 if TYPE_CHECKING:
     from gym.participant import Participant
-    from gym.resource_server import ResourceServer
+    from gym.resource_server import Environment
 
 SESSIONS_FILE = "sessions.jsonl"
 _LOOK_AT_STOP_S = 0.2
@@ -55,10 +55,12 @@ class ResourcePart:
     kind = Kind.RESOURCE
     role: Role | None = None
 
-    def __init__(self, environment: ResourceServer[Any]) -> None:
+    def __init__(self, environment: Environment[Any]) -> None:
         """No session yet; `participant` is set before the first call."""
         self._environment = environment
         self.mode = environment.mode
+        self._keeps_sessions = self.mode is not Mode.STATELESS
+        """A stateless server's session of another life is as good as one of this."""
         self.participant: Participant
         self._sessions: dict[str, Session[Any]] = {}
         self._fences = Fences()
@@ -92,7 +94,7 @@ class ResourcePart:
         if self._fences.admit(identity):
             self._end(identity.rollout_id)
         session = self._session(mutation)
-        if cookie is not None and cookie != session.id and mutation.where != "seed":
+        if cookie not in (None, session.id) and mutation.where != "seed" and self._keeps_sessions:
             raise SessionLost("the cookie names another session than this run's")
 
         async def seeded() -> Result:
@@ -117,7 +119,7 @@ class ResourcePart:
             if mutation.where == "seed" and session.seeded and not session.knows(mutation):
                 raise RequestConflict("this run has a seeded session already")
             return session
-        if mutation.where != "seed" and self.mode is not Mode.STATELESS:
+        if mutation.where != "seed" and self._keeps_sessions:
             raise SessionLost("no session of this run; it was never seeded here, or was lost")
         session = Session(identity.rollout_id, identity.attempt)
         session.seeded = mutation.where != "seed"
@@ -214,7 +216,7 @@ class ResourcePart:
 class _SessionsExport(Export):
     """Writes `sessions.jsonl`; made on the event loop, which stays the owner of the sessions."""
 
-    def __init__(self, environment: ResourceServer[Any], sessions: list[Session[Any]]) -> None:
+    def __init__(self, environment: Environment[Any], sessions: list[Session[Any]]) -> None:
         keeps_state = environment.mode is Mode.EXPORT_RESTORE
         listed = [s for s in sessions if s.seeded or s.uncertain] if keeps_state else []
         super().__init__(

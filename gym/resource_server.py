@@ -9,7 +9,8 @@
 
 Routes and shapes are NeMo Gym's: `/seed_session`, `/<tool>`, `/verify`, session cookies, rows
 with `responses_create_params`. Guarantees: those of `gym.session` and `gym.resource_part`.
-Calls without identity headers are not served yet (501 `not_implemented`).
+Calls without identity headers are not served yet (501 `not_implemented`). Environments in the
+gymnasium style (`/reset`, `/step`) are served by `gym.gymnasium_style` from the same pieces.
 """
 
 from __future__ import annotations
@@ -43,7 +44,18 @@ from gym.resource_part import Handler, ResourcePart
 from gym.session import Mutation, Refused, RefusedAs, Result, Session
 from gym.settings import ServerSettings
 
-__all__ = ["Refused", "ResourceServer", "Tool", "create_resource_app", "inner_identity", "parsed"]
+__all__ = [
+    "Environment",
+    "Refused",
+    "ResourceServer",
+    "Routes",
+    "Tool",
+    "create_resource_app",
+    "environment_app",
+    "inner_identity",
+    "parsed",
+    "row_and_response",
+]
 
 S = TypeVar("S")
 A = TypeVar("A", bound=BaseModel)
@@ -65,8 +77,8 @@ class Tool(Generic[S]):
     apply: Callable[[Session[S], Any], Awaitable[Result]]
 
 
-class ResourceServer(ABC, Generic[S]):
-    """An environment. `S` is the type of one session's state.
+class Environment(ABC, Generic[S]):
+    """What environments of every style declare. `S` is the type of one session's state.
 
     Handlers run one at a time per session. `session.state` is theirs to read and to assign.
     Random generators are part of the state.
@@ -77,6 +89,32 @@ class ResourceServer(ABC, Generic[S]):
     session is uncertain and its rollout starts over. `Refused` is always free of effect."""
     stateless: ClassVar[bool] = False
     """Declare True if no session has any state: nothing is exported, nothing can be lost."""
+
+    def export_state(self, state: S) -> bytes:
+        """One session's state as bytes. Called in a thread, while no handler runs on it."""
+        raise NotImplementedError
+
+    def import_state(self, data: bytes) -> S:
+        """The state behind `export_state`'s bytes. Called in a thread; raises if they are bad."""
+        raise NotImplementedError
+
+    @property
+    def mode(self) -> Mode:
+        """`export_restore` if both methods are written, else `restart_only` or `stateless`."""
+        if self.stateless:
+            return Mode.STATELESS
+        kind = type(self)
+        written = (
+            kind.export_state is not Environment.export_state,
+            kind.import_state is not Environment.import_state,
+        )
+        if any(written) and not all(written):
+            raise TypeError(f"{kind.__name__} writes one of export_state and import_state only")
+        return Mode.EXPORT_RESTORE if all(written) else Mode.RESTART_ONLY
+
+
+class ResourceServer(Environment[S]):
+    """An environment whose tools the model calls. `S` is the type of one session's state."""
 
     @abstractmethod
     async def seed(self, row: dict[str, Any]) -> S:
@@ -96,28 +134,6 @@ class ResourceServer(ABC, Generic[S]):
             `reward`, and whatever else is to stand in the verify answer beside the row and the
             response.
         """
-
-    def export_state(self, state: S) -> bytes:
-        """One session's state as bytes. Called in a thread, while no handler runs on it."""
-        raise NotImplementedError
-
-    def import_state(self, data: bytes) -> S:
-        """The state behind `export_state`'s bytes. Called in a thread; raises if they are bad."""
-        raise NotImplementedError
-
-    @property
-    def mode(self) -> Mode:
-        """`export_restore` if both methods are written, else `restart_only` or `stateless`."""
-        if self.stateless:
-            return Mode.STATELESS
-        kind = type(self)
-        written = (
-            kind.export_state is not ResourceServer.export_state,
-            kind.import_state is not ResourceServer.import_state,
-        )
-        if any(written) and not all(written):
-            raise TypeError(f"{kind.__name__} writes one of export_state and import_state only")
-        return Mode.EXPORT_RESTORE if all(written) else Mode.RESTART_ONLY
 
 
 def parsed(model: type[A], value: object) -> A:
@@ -144,11 +160,7 @@ def create_resource_app(environment: ResourceServer[Any], settings: ServerSettin
     Raises:
         ValueError: No control token is configured, or a tool is named like a route.
     """
-    part = ResourcePart(environment)
-    participant = Participant(settings.name, part, settings)
-    part.participant = participant
-    app = create_app(participant)
-    routes = _Routes(participant, part)
+    app, routes = environment_app(environment, settings)
 
     async def seed(session: Session[Any], body: dict[str, Any]) -> Result:
         session.state = await environment.seed(body)
@@ -156,10 +168,7 @@ def create_resource_app(environment: ResourceServer[Any], settings: ServerSettin
         return {}
 
     async def verify(session: Session[Any], body: dict[str, Any]) -> Result:
-        response = body.get("response")
-        if not isinstance(response, dict):
-            raise RefusedAs(invalid_request([{"loc": ("response",)}]))
-        row = {key: value for key, value in body.items() if key != "response"}
+        row, response = row_and_response(body)
         return {**body, **await environment.verify(session, row, response)}
 
     routes.add(app, "seed_session", "seed", seed)
@@ -168,13 +177,39 @@ def create_resource_app(environment: ResourceServer[Any], settings: ServerSettin
         if name in ("seed_session", "verify", "health", "checkpoint"):
             raise ValueError(f"a tool cannot be called {name}")
         routes.add(app, name, "tool", _tool_handler(tool))
+    return app
 
+
+def environment_app(
+    environment: Environment[Any], settings: ServerSettings
+) -> tuple[FastAPI, Routes]:
+    """An application without data-plane routes yet, and where they are added.
+
+    Raises:
+        ValueError: No control token is configured.
+    """
+    part = ResourcePart(environment)
+    participant = Participant(settings.name, part, settings)
+    part.participant = participant
+    app = create_app(participant)
     # NeMo Gym's name and secret, derived from the class and the instance: a cookie is no
     # security, and stays valid across restarts. Without an age limit: a parked rollout's cookie
     # must not turn silently into a new session after 14 days.
     key = f"{type(environment).__name__}___{settings.name}"
     app.add_middleware(SessionMiddleware, secret_key=key, session_cookie=key, max_age=None)
-    return app
+    return app, Routes(participant, part)
+
+
+def row_and_response(body: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The two halves of a `verify` or `step` body.
+
+    Raises:
+        RefusedAs: There is no response in it.
+    """
+    response = body.get("response")
+    if not isinstance(response, dict):
+        raise RefusedAs(invalid_request([{"loc": ("response",)}]))
+    return {key: value for key, value in body.items() if key != "response"}, response
 
 
 Body = Callable[[Session[Any], dict[str, Any]], Awaitable[Result]]
@@ -187,15 +222,23 @@ def _tool_handler(tool: Tool[Any]) -> Body:
     return apply
 
 
-class _Routes:
+class Routes:
     """Turns HTTP calls into mutations."""
 
     def __init__(self, participant: Participant, part: ResourcePart) -> None:
+        """Add no route yet."""
         self._participant = participant
         self._part = part
 
     def add(self, app: FastAPI, path: str, where: str, work: Body) -> None:
-        """Serve `POST /<path>` by `work`."""
+        """Serve `POST /<path>` by `work`.
+
+        Args:
+            app: The application.
+            path: Name of the route.
+            where: Which mutation it is: `seed`, `verify`, or a turn's `tool` or `step`.
+            work: Does it.
+        """
 
         async def endpoint(request: Request) -> Response:
             return await self._serve(request, path, where, work)
@@ -231,7 +274,7 @@ class _Routes:
         if identity is None:
             raise NotImplementedYet("calls without identity headers are not served yet")
         given, key = identity.request_id, identity.capture_key
-        if where == "tool":
+        if where in ("tool", "step"):
             call = identity.model_call_id
             number = (given or "").rpartition("/")[2]
             fits = call is not None and number.isdecimal()

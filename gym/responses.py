@@ -118,6 +118,19 @@ def response_of(chat: JsonObject, request: JsonObject, *, name: str | None = Non
     }
 
 
+def text_of(response: JsonObject) -> str:
+    """The text of all messages in a Responses body, whoever made it."""
+    texts = []
+    for item in response.get("output") or []:
+        content = item.get("content") if isinstance(item, dict) else None
+        if not isinstance(item, dict) or item.get("type") != "message":
+            continue
+        for part in content if isinstance(content, list) else [{"type": "text", "text": content}]:
+            if isinstance(part, dict) and part.get("type") in ("output_text", "text"):
+                texts.append(str(part.get("text") or ""))
+    return "".join(texts)
+
+
 def cut_short(model: str | None) -> JsonObject:
     """The empty completion that stands for a prompt longer than the model's context.
 

@@ -1,11 +1,13 @@
 """A policy that plays a script: OpenAI-compatible, deterministic, no model.
 
 Guarantees: text, tool calls, token ids and log-probabilities of an answer are a function of the
-rollout id, the model call id and the tools offered alone; prompt ids are the bytes of the rendered
-conversation. So an answer does not change with the run, the incarnation or the clock, and the
-next prompt extends this answer token for token. A rollout plays a number of turns that depends on
-its id, each with one or two tool calls whose arguments fit the offered schema; then it answers a
-plain message.
+rollout id, the model call id and what the row offers (tools, `tool_choice`, action tags) alone;
+prompt ids are the bytes of the rendered conversation. So an answer does not change with the run,
+the incarnation or the clock, and the next prompt extends this answer token for token. A rollout
+plays a number of turns that depends on its id, each with one or two tool calls whose arguments fit
+the offered schema; then it answers a plain message. Where `tool_choice` is "required" every answer
+is a tool call, and where the row offers `<action>` tags and no tools every answer is one of them:
+there the environment says when it is over.
 
 Started as `python -m rl.scripted_policy --port P [--delay-s 0.05] [--turns 5] [--turns-spread 3]`.
 Identity comes from `X-Turnpoint-Rollout-Id` and `-Model-Call-Id`; a call without them is a rollout
@@ -18,6 +20,7 @@ import argparse
 import asyncio
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +34,7 @@ CREATED = 1_700_000_000
 """`created` of every answer: a clock would make two runs of a job differ."""
 START_ID, END_ID = 256, 257
 """Token ids of `<|im_start|>` and `<|im_end|>`; 0 to 255 are bytes."""
+_ACTION = re.compile(r"<action>\s*([^<>]+?)\s*</action>")
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,14 @@ class Script:
         return self.turns + _draw(rollout_id, "turns") % (self.turns_spread + 1)
 
     def message(
-        self, rollout_id: str, call: int, tools: Sequence[dict[str, Any]], *, parallel: bool = True
+        self,
+        rollout_id: str,
+        call: int,
+        tools: Sequence[dict[str, Any]],
+        *,
+        parallel: bool = True,
+        required: bool = False,
+        actions: Sequence[str] = (),
     ) -> dict[str, Any]:
         """The assistant message of a rollout's model call.
 
@@ -61,8 +72,13 @@ class Script:
             call: Number of the model call, from 0.
             tools: Chat-completions tools of the request.
             parallel: Whether more than one tool call is allowed in an answer.
+            required: Whether an answer has to be a tool call, however long the rollout is.
+            actions: What the row offers in `<action>` tags.
         """
-        if not tools or call >= self.turns_of(rollout_id):
+        if actions and not tools:
+            action = actions[_draw(rollout_id, call, "action") % len(actions)]
+            return {"role": "assistant", "content": f"<action>{action}</action>"}
+        if not tools or (call >= self.turns_of(rollout_id) and not required):
             return {"role": "assistant", "content": f"{rollout_id} is done after {call} turns."}
         count = 2 if parallel and _draw(rollout_id, call, "parallel") % 4 == 0 else 1
         return {
@@ -90,6 +106,19 @@ def _tool_call(
         "type": "function",
         "function": {"name": function["name"], "arguments": arguments},
     }
+
+
+def offered_actions(messages: Sequence[dict[str, Any]]) -> list[str]:
+    """The action tags that a conversation shows before its first answer, in order, each once.
+
+    Later observations may repeat them; an environment's own first one is among them.
+    """
+    found: dict[str, None] = {}
+    for message in messages:
+        if message.get("role") == "assistant":
+            break
+        found |= dict.fromkeys(_ACTION.findall(_text_of(message)))
+    return list(found)
 
 
 def _value(schema: dict[str, Any], *place: object) -> Any:
@@ -136,9 +165,7 @@ def prompt_ids(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any
 
 def answer_ids(message: dict[str, Any]) -> list[int]:
     """Token ids of a message's content, its end included."""
-    content = message.get("content") or ""
-    if isinstance(content, list):
-        content = "".join(part.get("text", "") for part in content)
+    content = _text_of(message)
     for call in message.get("tool_calls") or []:
         function = call["function"]
         content += (
@@ -146,6 +173,13 @@ def answer_ids(message: dict[str, Any]) -> list[int]:
             "</tool_call>"
         )
     return [*content.encode(), END_ID]
+
+
+def _text_of(message: dict[str, Any]) -> str:
+    content = message.get("content") or ""
+    if isinstance(content, list):
+        return "".join(part.get("text", "") for part in content)
+    return str(content)
 
 
 def completion(script: Script, chat: dict[str, Any], rollout_id: str, call: int) -> dict[str, Any]:
@@ -158,8 +192,14 @@ def completion(script: Script, chat: dict[str, Any], rollout_id: str, call: int)
         call: Number of the model call, from 0.
     """
     tools = chat.get("tools") or []
-    parallel = chat.get("parallel_tool_calls") is not False
-    message = script.message(rollout_id, call, tools, parallel=parallel)
+    message = script.message(
+        rollout_id,
+        call,
+        tools,
+        parallel=chat.get("parallel_tool_calls") is not False,
+        required=chat.get("tool_choice") == "required",
+        actions=offered_actions(chat["messages"]),
+    )
     prompt, answer = prompt_ids(chat["messages"], tools), answer_ids(message)
     choice: dict[str, Any] = {
         "index": 0,

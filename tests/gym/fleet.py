@@ -1,4 +1,4 @@
-"""Model, agent and counter server with a fake generation endpoint, over real HTTP.
+"""Gym servers with a fake generation endpoint, over real HTTP: by default model, agent, counter.
 
 In-process: uvicorn in the test's own loop, so that a test can reach into the servers. The
 control calls go in the design's order, as the NemoGym actor sends them.
@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import random
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +30,7 @@ from gym.protocol import (
     CommitRequest,
     Identity,
     JoinRequest,
+    Kind,
     PrepareAnswer,
     PrepareRequest,
     RestoreAnswer,
@@ -45,7 +46,6 @@ from tests.gym.fake_generation import FakeGeneration
 TOKEN = "test-control-token"
 MODEL, AGENT, COUNTER = "policy_model", "simple_agent", "counter"
 NAMES = (MODEL, AGENT, COUNTER)
-COMMIT_ORDER, RESUME_ORDER = (AGENT, MODEL, COUNTER), (COUNTER, MODEL, AGENT)
 PARAMETERS = {"type": "object", "required": ["count"], "properties": {"count": {"type": "integer"}}}
 ROW: dict[str, Any] = {
     "responses_create_params": {
@@ -64,10 +64,13 @@ ROW: dict[str, Any] = {
 _given: set[int] = set()
 
 
-def free_port() -> int:
+PORTS = range(22_000, 23_000)
+
+
+def free_port(ports: range = PORTS) -> int:
     """A port of this test's range that nobody listens on."""
     while True:
-        port = random.randint(22_000, 22_999)
+        port = random.choice(ports)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             if port not in _given:
@@ -101,9 +104,12 @@ async def serving(apps: dict[int, FastAPI]) -> AsyncIterator[None]:
         await asyncio.gather(*tasks)
 
 
+DEFAULT_KINDS = {MODEL: Kind.MODEL, AGENT: Kind.AGENT, COUNTER: Kind.RESOURCE}
+
+
 @dataclass
 class Fleet:
-    """Three joined or joinable servers."""
+    """Joined or joinable servers, one of them an agent, one a policy model."""
 
     root: Path
     client: GymClient
@@ -111,10 +117,20 @@ class Fleet:
     urls: dict[str, str]
     incarnation: int = 1
     instances: dict[str, str] = field(default_factory=dict)
+    kinds: dict[str, Kind] = field(default_factory=lambda: dict(DEFAULT_KINDS))
+    """By server."""
+
+    def of(self, *kinds: Kind) -> list[str]:
+        """Names of the servers of these kinds, in the kinds' order."""
+        return [name for kind in kinds for name in self.kinds if self.kinds[name] is kind]
+
+    @property
+    def agent(self) -> str:
+        return self.of(Kind.AGENT)[0]
 
     async def join(self, incarnation: int = 1) -> None:
         self.incarnation = incarnation
-        for name in NAMES:
+        for name in self.kinds:
             request = JoinRequest(job_id="job", incarnation=incarnation)
             answer = await self.client.join(self.urls[name], name, request)
             self.instances[name] = answer.instance_id
@@ -126,7 +142,8 @@ class Fleet:
         self, rollout_id: str, attempt: int = 0, row: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, str]]:
         identity = Identity(incarnation=self.incarnation, rollout_id=rollout_id, attempt=attempt)
-        body, headers = await self.client.run(self.urls[AGENT], AGENT, identity, row or ROW)
+        agent = self.agent
+        body, headers = await self.client.run(self.urls[agent], agent, identity, row or ROW)
         return body, dict(headers)
 
     async def prepare(
@@ -138,16 +155,17 @@ class Fleet:
         return await self.client.prepare(self.urls[name], name, request)
 
     async def prepare_all(self, checkpoint_id: str = "c1") -> list[PrepareAnswer]:
-        return [await self.prepare(name, checkpoint_id) for name in NAMES]
+        order = self.of(Kind.MODEL, Kind.AGENT, Kind.RESOURCE)
+        return [await self.prepare(name, checkpoint_id) for name in order]
 
     async def commit_all(self, checkpoint_id: str = "c1") -> dict[str, CommitAnswer]:
         folder = self.folder(checkpoint_id)
         (folder / "gym").mkdir(parents=True, exist_ok=True)
         answers: dict[str, CommitAnswer] = {}
-        for name in COMMIT_ORDER:
+        for name in self.of(Kind.AGENT, Kind.MODEL, Kind.RESOURCE):
             indexes = [
                 file
-                for file in (answers[AGENT].files if name == MODEL else [])
+                for file in (answers[self.agent].files if name == MODEL else [])
                 if file.path.endswith("continuations.jsonl")
             ]
             request = CommitRequest(
@@ -161,7 +179,7 @@ class Fleet:
         return answers
 
     async def resume_all(self, identifier: str = "c1") -> None:
-        for name in RESUME_ORDER:
+        for name in self.of(Kind.RESOURCE, Kind.MODEL, Kind.AGENT):
             request = ResumeRequest(**self.who(name), checkpoint_id=identifier)
             await self.client.resume(self.urls[name], name, request)
 
@@ -169,7 +187,7 @@ class Fleet:
         self, files: dict[str, list[WrittenFile]], restore_id: str = "r1", source: str = "c1"
     ) -> dict[str, RestoreAnswer]:
         answers = {}
-        for name in NAMES:
+        for name in self.of(Kind.MODEL, Kind.AGENT, Kind.RESOURCE):
             request = RestoreRequest(
                 **self.who(name),
                 restore_id=restore_id,
@@ -198,13 +216,52 @@ async def fleet(
     agent_transport: httpx.AsyncBaseTransport | None = None,
 ) -> AsyncIterator[Fleet]:
     """Start the three servers and the endpoint in this loop; nothing has joined yet."""
-    ports = {name: free_port() for name in (*NAMES, "generation")}
-    urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
+
+    def agent_app(common: dict[str, Any], urls: Urls) -> FastAPI:
+        given = {"model_url": urls[MODEL], "resource": {COUNTER: urls[COUNTER]}, **(agent or {})}
+        return create_agent_app(AgentServerSettings(**common, **given), agent_transport)
+
+    servers = {
+        AGENT: (Kind.AGENT, agent_app),
+        COUNTER: (
+            Kind.RESOURCE,
+            lambda common, urls: create_resource_app(Counter(), CounterSettings(**common)),
+        ),
+    }
+    async with fleet_of(root, generation, servers, expect_restore=expect_restore) as made:
+        yield made
+
+
+Urls = Mapping[str, str]
+Make = Callable[[dict[str, Any], Urls], FastAPI]
+
+
+@asynccontextmanager
+async def fleet_of(
+    root: Path,
+    generation: FakeGeneration,
+    servers: Mapping[str, tuple[Kind, Make]],
+    *,
+    expect_restore: bool = False,
+    ports: range = PORTS,
+) -> AsyncIterator[Fleet]:
+    """Start the policy model server, its endpoint, and these servers; nothing has joined yet.
+
+    Args:
+        root: Snapshot root.
+        generation: Behind the policy model server.
+        servers: By name, with what makes each from the common settings and all URLs.
+        expect_restore: Whether they await one.
+        ports: Where they listen.
+    """
+    names = ("generation", MODEL, *servers)
+    taken = {name: free_port(ports) for name in names}
+    urls = {name: f"http://127.0.0.1:{port}" for name, port in taken.items()}
 
     def common(name: str) -> dict[str, Any]:
         return {
             "name": name,
-            "port": ports[name],
+            "port": taken[name],
             "snapshot_root": root,
             "control_token": SecretStr(TOKEN),
             "expect_restore": expect_restore,
@@ -216,19 +273,11 @@ async def fleet(
         MODEL: create_model_app(
             ModelServerSettings(**common(MODEL), generation_url=generation_url)
         ),
-        AGENT: create_agent_app(
-            AgentServerSettings(
-                **common(AGENT),
-                model_url=urls[MODEL],
-                resource={COUNTER: urls[COUNTER]},
-                **(agent or {}),
-            ),
-            agent_transport,
-        ),
-        COUNTER: create_resource_app(Counter(), CounterSettings(**common(COUNTER))),
+        **{name: make(common(name), urls) for name, (_, make) in servers.items()},
     }
+    kinds = {MODEL: Kind.MODEL} | {name: kind for name, (kind, _) in servers.items()}
     async with contextlib.AsyncExitStack() as stack:
-        by_port = {ports[name]: app for name, app in apps.items()}
+        by_port = {taken[name]: app for name, app in apps.items()}
         await stack.enter_async_context(serving(by_port))
         client = await stack.enter_async_context(GymClient(SecretStr(TOKEN)))
-        yield Fleet(root, client, generation, {name: urls[name] for name in NAMES})
+        yield Fleet(root, client, generation, {name: urls[name] for name in kinds}, kinds=kinds)

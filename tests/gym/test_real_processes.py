@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,48 +17,65 @@ from pydantic import SecretStr
 from gym.client import GymClient
 from gym.protocol import ServerUnreachable
 from tests.gym.fake_generation import FakeGeneration
-from tests.gym.fleet import AGENT, COUNTER, MODEL, NAMES, ROW, TOKEN, Fleet, free_port, serving
+from tests.gym.fleet import AGENT, COUNTER, MODEL, PORTS, ROW, TOKEN, Fleet, free_port, serving
 from tests.gym.test_agent_rollouts import files_of, parked_at
 
 pytestmark = pytest.mark.real
 
 
-class Processes:
-    """The three servers, each a process of its own, on the same ports every time."""
+MODULES = {MODEL: "gym.model_server", AGENT: "gym.agent_server", COUNTER: "gym.counter"}
 
-    def __init__(self, root: Path, generation_port: int) -> None:
+
+class Processes:
+    """The servers, each a process of its own, on the same ports every time.
+
+    Args:
+        root: Snapshot root, and where logs go.
+        generation_port: Of the fake endpoint.
+        modules: Model, agent and resource server, in this order: name -> module.
+        ports: Where they listen.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        generation_port: int,
+        modules: Mapping[str, str] = MODULES,
+        ports: range = PORTS,
+    ) -> None:
         self.root = root
-        self.ports = {name: free_port() for name in NAMES}
+        self.modules = modules
+        self.ports = {name: free_port(ports) for name in modules}
         self.urls = {name: f"http://127.0.0.1:{port}" for name, port in self.ports.items()}
         self.running: list[asyncio.subprocess.Process] = []
         self._token = root / "token"
         self._token.write_text(TOKEN)
         self._token.chmod(0o600)
+        model, agent, resource = modules
         self._own = {
-            MODEL: ["--generation-url", f"http://127.0.0.1:{generation_port}/v1"],
-            AGENT: [
-                *("--model-url", self.urls[MODEL], "--max-steps", "10"),
-                *("--resource", f"{COUNTER}={self.urls[COUNTER]}"),
+            model: ["--generation-url", f"http://127.0.0.1:{generation_port}/v1"],
+            agent: [
+                *("--model-url", self.urls[model], "--max-steps", "10"),
+                *("--resource", f"{resource}={self.urls[resource]}"),
             ],
-            COUNTER: [],
+            resource: [],
         }
 
     async def start(self, *, expect_restore: bool) -> None:
-        modules = {MODEL: "gym.model_server", AGENT: "gym.agent_server", COUNTER: "gym.counter"}
-        for name in NAMES:
+        for name, module in self.modules.items():
             flags = [*("--name", name), *("--port", str(self.ports[name]))]
             flags += ["--snapshot_root", str(self.root), "--control_token_file", str(self._token)]
             flags += ["--expect_restore", str(expect_restore).lower(), *self._own[name]]
             log = (self.root / f"{name}.log").open("ab")
             with log:
                 process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", modules[name], *flags, stderr=log
+                    sys.executable, "-m", module, *flags, stderr=log
                 )
             self.running.append(process)
 
     async def answering(self, client: GymClient) -> None:
         async with asyncio.timeout(60):
-            for name in NAMES:
+            for name in self.modules:
                 while True:
                     try:
                         await client.capabilities(self.urls[name], name)
@@ -75,10 +92,15 @@ class Processes:
 
 
 @asynccontextmanager
-async def processes(root: Path, generation: FakeGeneration) -> AsyncIterator[Processes]:
-    port = free_port()
+async def processes(
+    root: Path,
+    generation: FakeGeneration,
+    modules: Mapping[str, str] = MODULES,
+    ports: range = PORTS,
+) -> AsyncIterator[Processes]:
+    port = free_port(ports)
     async with serving({port: generation.app()}):
-        made = Processes(root, port)
+        made = Processes(root, port, modules, ports)
         try:
             yield made
         finally:

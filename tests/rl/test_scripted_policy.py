@@ -102,6 +102,37 @@ def test_the_next_prompt_extends_prompt_and_answer() -> None:
         messages = [*messages, message, *results]
 
 
+def play(messages: list[dict[str, Any]], rollout: str, call: int, **more: Any) -> dict[str, Any]:
+    return completion(Script(), {"messages": messages, **more}, rollout, call)["choices"][0][
+        "message"
+    ]
+
+
+def test_action_tags_of_the_row_are_played_whatever_comes_later() -> None:
+    """Break: look for tags in the whole conversation."""
+    row = [
+        {"role": "system", "content": "Answer <action>hit</action> or <action>stand</action>."},
+        {"role": "user", "content": [{"type": "text", "text": "<action> hit </action>?"}]},
+    ]
+    played = {play(row, f"p{n}_g0", 30)["content"] for n in range(20)}
+    assert played == {"<action>hit</action>", "<action>stand</action>"}
+    later = [
+        *row,
+        {"role": "assistant", "content": "<action>hit</action>"},
+        {"role": "user", "content": "or <action>double</action>"},
+    ]
+    for n in range(20):
+        assert play(later, f"p{n}_g0", 1) == play(row, f"p{n}_g0", 1)
+
+
+def test_a_required_tool_call_comes_in_every_answer() -> None:
+    """Break: leave `required` out of `Script.message`."""
+    for call in (0, 8, 100):
+        message = play([USER], "p0_g0", call, tools=TOOLS, tool_choice="required")
+        assert message["tool_calls"]
+    assert "tool_calls" not in play([USER], "p0_g0", 100, tools=TOOLS, tool_choice="auto")
+
+
 async def test_without_headers_the_conversation_names_the_rollout() -> None:
     first = (await ask(None, 0))["choices"][0]["message"]
     later = [USER, first, {"role": "tool", "content": "{}"}]

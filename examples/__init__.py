@@ -1,0 +1,1 @@
+"""Small resource servers, one for each way of taking part, and rows for them."""

@@ -1,0 +1,210 @@
+"""The main job with every kind of server: saved, killed whole, restored, and the same rows.
+
+Four agents (tools with a stateless server, tools with a `restart_only` one, gymnasium, an essay
+whose verify asks a judge) and six resource servers, each a process of its own, beside the local
+stack. What cannot be continued starts over and is reported; everything else continues.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from activities.contract import RestoreResult
+from gym.protocol import Kind, canonical_json
+from rl.messages import ServerConfig
+from tests.gym.test_gymnasium_agent import rows_of
+from tests.gym.test_several_resources import OFFERED
+from tests.real.live import Live, wait_for
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(540)]
+BASE = 29_300
+GENERATION_PORT = BASE + 90
+KINDS = {
+    "policy_model": Kind.MODEL,
+    "judge": Kind.MODEL,
+    "tools_agent": Kind.AGENT,
+    "dice_agent": Kind.AGENT,
+    "gymnasium_agent": Kind.AGENT,
+    "essay_agent": Kind.AGENT,
+    "counter": Kind.RESOURCE,
+    "weather": Kind.RESOURCE,
+    "dice": Kind.RESOURCE,
+    "gymnasium": Kind.RESOURCE,
+    "essay": Kind.RESOURCE,
+}
+URLS = {name: f"http://127.0.0.1:{BASE + n}" for n, name in enumerate(KINDS)}
+
+
+def _tools(*names: str, tools: str = "") -> list[str]:
+    listed = ",".join(f"{name}={URLS[name]}" for name in names)
+    flags = ["--model-url", URLS["policy_model"], "--max-steps", "12", "--resource", listed]
+    return ["gym.agent_server", *flags, *(["--tool", tools] if tools else [])]
+
+
+GENERATION = ["--generation-url", f"http://127.0.0.1:{GENERATION_PORT}/v1"]
+MODULES = {
+    "policy_model": ["gym.model_server", *GENERATION],
+    "judge": ["gym.model_server", "--role", "auxiliary", *GENERATION],
+    "tools_agent": _tools("counter", "weather", tools="get_weather=weather"),
+    "dice_agent": _tools("counter", "dice", tools="roll_die=dice"),
+    "gymnasium_agent": [
+        *("gym.gymnasium_agent", "--model-url", URLS["policy_model"], "--max-steps", "12"),
+        *("--resource", f"gymnasium={URLS['gymnasium']}"),
+    ],
+    "essay_agent": _tools("essay"),
+    "counter": ["gym.counter", "--tool-delay-s", "0.1"],
+    "weather": ["examples.weather"],
+    "dice": ["examples.dice"],
+    "gymnasium": ["gym.gymnasium_server"],
+    "essay": ["examples.essay", "--judge-url", URLS["judge"]],
+}
+
+
+@dataclass
+class Servers:
+    """The Gym servers: processes that the stack does not know."""
+
+    live: Live
+    running: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def start(self, *, expect_restore: bool) -> None:
+        settings = self.live.settings
+        for name, (module, *own) in MODULES.items():
+            flags = [
+                *("--name", name, "--port", URLS[name].rpartition(":")[2]),
+                *("--snapshot-root", str(settings.snapshots)),
+                *("--control-token-file", str(settings.token_file)),
+                *("--expect-restore", str(expect_restore).lower()),
+            ]
+            with (self.live.folder / "logs" / f"{name}.log").open("ab") as log:
+                command = [sys.executable, "-m", module, *flags, *own]
+                root = Path(__file__).parents[2]
+                self.running.append(subprocess.Popen(command, stderr=log, cwd=root))
+        wait_for(lambda: all(_healthy(url) for url in URLS.values()), "the servers", 90)
+
+    def kill(self) -> None:
+        for process in self.running:
+            if process.poll() is None:
+                os.kill(process.pid, signal.SIGKILL)
+            process.wait(10)
+        self.running = []
+
+
+def _healthy(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=2, trust_env=False).is_success
+    except httpx.TransportError:
+        return False
+
+
+def _row(agent: str, *servers: str) -> dict[str, Any]:
+    return {
+        "responses_create_params": {"input": "go", "tools": [OFFERED[name] for name in servers]},
+        "initial_count": 0,
+        "expected_count": 9,
+        "agent_ref": {"type": "responses_api_agents", "name": agent},
+    }
+
+
+def dataset() -> list[dict[str, Any]]:
+    """One row of each sort; blackjack as NeMo Gym has it, but for the agent's name."""
+    named = {"agent_ref": {"type": "responses_api_agents", "name": "gymnasium_agent"}}
+    return [
+        _row("tools_agent", "counter", "weather"),
+        _row("dice_agent", "counter", "dice"),
+        _row("essay_agent", "essay"),
+        rows_of("blackjack")[0] | named,
+        *(rows_of(name)[1] for name in ("cliff_walking", "frozen_lake", "taxi")),
+    ]
+
+
+@dataclass(frozen=True)
+class Story:
+    """What the one run of this module left to look at."""
+
+    undisturbed: dict[str, dict[str, Any]]
+    restored: RestoreResult
+    rows: dict[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+    """Run it once: undisturbed, then again with a crash."""
+    configured = [ServerConfig(name=n, kind=KINDS[n], url=URLS[n]) for n in KINDS]
+    live = Live(
+        tmp_path_factory.mktemp("mixed"),
+        {"policy": {"delay-s": "0.7", "turns": "6", "turns-spread": "2"}},
+        port_base=BASE + 100,
+        servers=[one.model_dump(mode="json") for one in configured],
+        generation_port=GENERATION_PORT,
+    )
+    servers = Servers(live)
+    rows = live.folder / "rows.jsonl"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in dataset()))
+    job = ("run", "--rows", str(rows), "--generations", "2")
+    try:
+        live.up()
+        servers.start(expect_restore=False)
+        live.cli(*job)
+        undisturbed = live.rows()
+        servers.kill()
+        servers.start(expect_restore=False)
+        live.cli(*job, "--fresh", "--detach")
+        began = time.time()
+        wait_for(lambda: _steps(live, began) >= 4, "some turns", 60)
+        saved = live.cli("save")
+        assert saved["outcome"] == "published"
+        before = _steps(live, began)
+        wait_for(lambda: _steps(live, began) >= before + 2, "turns after the save", 60)
+        servers.kill()
+        live.crash()
+        live.up()
+        servers.start(expect_restore=True)
+        restored = RestoreResult.model_validate(live.cli("restore"))
+        wait_for(live.is_finished, "the job to finish", 120)
+        yield Story(undisturbed, restored, live.rows())
+    finally:
+        servers.kill()
+        live.down()
+
+
+def _steps(live: Live, since: float) -> int:
+    """Mutations of the gymnasium server's slowest rollout."""
+    lines = [one for one in live.log("gymnasium", "mutation") if one["ts"] > since]
+    return max((line["revision"] for line in lines), default=0)
+
+
+def _content(rows: dict[str, dict[str, Any]]) -> dict[str, bytes]:
+    kept = ("token_ids", "token_mask", "log_probs", "reward", "result")
+    return {name: canonical_json({key: row[key] for key in kept}) for name, row in rows.items()}
+
+
+def test_the_rows_equal_those_of_the_undisturbed_job(story: Story) -> None:
+    assert len(story.rows) == 14
+    assert _content(story.rows) == _content(story.undisturbed)
+
+
+def test_only_what_used_the_restart_only_server_starts_over_and_is_reported(story: Story) -> None:
+    over = {
+        one.rollout_id: one.restarted_because
+        for one in story.restored.continued
+        if one.restarted_because is not None
+    }
+    assert over == dict.fromkeys(("p1_g0", "p1_g1"), "used dice, which is restart_only")
+    went_on = {one.rollout_id for one in story.restored.continued} - over.keys()
+    # Tools with a stateless server, the essay, and each environment of a map.
+    assert {name.partition("_")[0] for name in went_on} >= {"p0", "p2", "p4", "p6"}
+    continued = [one for one in story.restored.continued if one.rollout_id in went_on]
+    assert all(one.last_committed_model_call_id is not None for one in continued)
