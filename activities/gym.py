@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 
-from rl.fan_out import discover_and_join, resume_servers
 from temporalio import activity
 from temporalio.client import Client
 
@@ -33,6 +32,7 @@ from gym.client import GymClient
 from gym.protocol import DeadlineExceeded, NotReady, WrittenFile
 from rl.actors import call
 from rl.errors import ActorLost
+from rl.fan_out import discover_and_join, resume_servers
 from rl.incarnations import record_origin
 from rl.messages import NEMO_GYM, SINGLE_CONTROLLER, JobConfig, JoinedServer, ServerReport
 
@@ -174,12 +174,17 @@ class GymActivities:
 
         Raises:
             ServersMissing: Some are not there within `restore_wait_s`; they are named.
+            ServersNotAwaiting: Some still are what the old job left; they are named.
         """
         started = time.monotonic()
         check_job(self._config, request.job_id)
         async with driving(self._client, None):
             servers = await discover_and_join(
-                self._gym, self._config, request.incarnation, self._config.restore_wait_s
+                self._gym,
+                self._config,
+                request.incarnation,
+                self._config.restore_wait_s,
+                awaiting=True,
             )
         return DiscoverResult(servers=servers, ms=(time.monotonic() - started) * 1000)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 
-from rl.fan_out import reset_servers
 from temporalio import activity
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
@@ -32,10 +31,11 @@ from activities.controller import check_job
 from activities.driving import driving
 from activities.schedule import go_on, pause_for_restore
 from gym.client import GymClient
-from gym.protocol import NotImplementedYet
+from gym.protocol import DeadlineExceeded
 from rl import incarnations, job
 from rl.actors import call
 from rl.errors import JobAlive
+from rl.fan_out import reset_servers
 from rl.messages import DATA_PLANE_HOST, SINGLE_CONTROLLER, JobConfig
 from rl.snapshot_folder import SnapshotFolder
 
@@ -61,8 +61,13 @@ class JobActivities:
     async def claim_job(self, request: ClaimRequest) -> ClaimResult:
         """Restore, step 0: raise the incarnation, then clear what the old one left.
 
+        With `replace` a live job's actors are killed after the claim. Its Gym servers are
+        restarted by whoever owns their processes (the command line, for a local stack), while
+        `discover_capabilities` waits for them.
+
         Raises:
-            JobAlive: The job of the newest incarnation answers; nothing was touched.
+            JobAlive: The job of the newest incarnation answers, and `replace` was not asked
+                for, or it is another job; nothing was touched.
             Superseded: Somebody else claimed it first; nothing was touched.
         """
         started = time.monotonic()
@@ -96,13 +101,24 @@ class JobActivities:
         )
 
     async def _refuse_if_alive(self, request: ClaimRequest) -> None:
-        status = await job.alive(self._config)
+        try:
+            status = await job.alive(self._config)
+        except DeadlineExceeded:
+            if not request.replace:
+                raise
+            return  # it is there and silent: what replaces it kills it
         if status is None or status.state in _ENDED:
             return
+        if status.job_id != request.job_id:
+            raise JobAlive(
+                f"another job, {status.job_id}, lives in this Ray cluster",
+                participant=status.job_id,
+            )
         if request.replace:
-            raise NotImplementedYet("replacing a live job: stop it with `turnpoint down` first")
+            return
         raise JobAlive(
-            f"incarnation {status.incarnation} is {status.state}: stop it with `turnpoint down`",
+            f"incarnation {status.incarnation} is {status.state}: stop it with `turnpoint down`, "
+            "or restore with `--replace`",
             participant=request.job_id,
             details={"incarnation": status.incarnation, "state": status.state},
         )
