@@ -105,5 +105,6 @@ class Chronicle:
 
     @property
     def reasons(self) -> list[str]:
-        """Why, in order."""
-        return [reason for event in self.events for reason in event.reasons]
+        """What was lost, in order."""
+        lost = [event for event in self.events if event.what != "failed_try"]
+        return [reason for event in lost for reason in event.reasons]

@@ -13,23 +13,21 @@ Not guaranteed: anything after the death of this process; `turnpoint run` begins
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from gym.client import GymClient
 from gym.protocol import TurnpointError
-from rl import incarnations
 from rl.messages import ControllerStatus, Workload
 from workers import job_runs, ray_side
 from workers.chronicle import Chronicle, Event
 from workers.errors import Stopped, WorkerRoomError
-from workers.job_sighting import JobSighting
 from workers.key_files import read_secret
+from workers.lookout import Lookout
 from workers.mending import Mender
-from workers.settings import Settings, load_settings
-from workers.stack_parts import GYM_NAMES
+from workers.settings import Settings
+from workers.stack_parts import WORKER_PREFIX
 from workers.supervision import (
     RAY,
     Adopt,
@@ -43,18 +41,16 @@ from workers.supervision import (
     Wait,
     decide,
 )
-from workers.temporal import connect
-from workers.workflow_runs import Shown, is_running
+from workers.workflow_runs import Shown
 
 LOOK_EVERY_S = 0.5
-ANSWER_LIMIT_S = 2.0
 FIRST_BACKOFF_S, MOST_BACKOFF_S = 1.0, 30.0
 GIVE_UP_AFTER = 20
 """Recoveries in a row that got nowhere: some eight minutes of back-off and as much of work."""
 STEADY_S = 60.0
 """A job that has lived so long has got somewhere, even if no rollout has finished."""
-CLAIM_PATIENCE_S = 120.0
-"""For a claimant that is no workflow (another `run`), of which nobody can ask whether it works."""
+MENDING_LIMIT_S = 10.0
+"""How long the end of the job waits for a process that is being started."""
 HOPELESS = {"no_snapshot", "dataset_invalid", "other_job", "unauthorized", "invalid_request"}
 """Failures that no repetition mends: a person has to choose."""
 
@@ -89,7 +85,6 @@ class Supervisor:
         phases: Shown,
     ) -> None:
         """Supervise nothing yet."""
-        self._settings = settings
         self._workload = workload
         self.incarnation = incarnation
         self._watch = watch
@@ -97,17 +92,21 @@ class Supervisor:
         self._progress = progress
         self._phases = phases
         self._mender = Mender(settings)
+        self._lookout = Lookout(settings, watch, self._mender, self._saw)
         self._recovering: asyncio.Task[None] | None = None
+        self._to_start: frozenset[str] = frozenset()
+        """What a recovery has found gone and has not started yet."""
+        self._lost: dict[str, None] = {}
+        """Why the job is being brought back, in order; more may be lost meanwhile."""
         self._mending: dict[str, asyncio.Task[None]] = {}
         self._in_a_row = 0
         self._alive_since = time.monotonic()
         self._finished = -1
-        self._answered_at = self._reached_at = time.monotonic()
-        self._claim_seen: tuple[int, float] = (0, 0.0)
-        self._to_start: frozenset[str] = frozenset()
-        """What a recovery has found gone and has not started yet."""
-        record = self._mender.stack.record()
-        self._stack_id = record.stack_id if record is not None else None
+
+    @property
+    def _settings(self) -> Settings:
+        """Of the stack as it runs now."""
+        return self._lookout.settings
 
     @property
     def is_recovering(self) -> bool:
@@ -127,114 +126,21 @@ class Supervisor:
         try:
             async with GymClient(read_secret(self._settings)) as gym:
                 while True:
-                    seen = await self._look(gym)
+                    seen = await self._lookout.look(
+                        gym,
+                        self.incarnation,
+                        recovering=self.is_recovering,
+                        starting=self._mending.keys() | self._to_start,
+                    )
                     deed = decide(seen)
                     if isinstance(deed, End):
+                        await self._end_mending()
                         return deed.status
                     self._do(deed, seen)
                     await asyncio.sleep(LOOK_EVERY_S)
                     self._collect()
         finally:
             await self._cancel_all()
-
-    # --- looking ------------------------------------------------------------------------------
-
-    async def _look(self, gym: GymClient) -> Seen:
-        await self._follow_the_stack()
-        answering = await self._answering(gym)
-        newest = await asyncio.to_thread(
-            incarnations.newest, self._settings.job_config().job_folder
-        )
-        driven = not self.is_recovering and await self._is_driven(newest)
-        sighting = self._sighting()
-        now = time.monotonic()
-        stack = self._mender.stack
-        record = stack.record()
-        # Last, and nothing is awaited from here to the decision: what is being started is busy.
-        gone = stack.gone() if record is not None and not self._mender.busy else set()
-        return Seen(
-            incarnation=self.incarnation,
-            newest=newest,
-            job=sighting,
-            gone=frozenset(gone - self._mending.keys() - self._to_start),
-            owned=frozenset(p.name for p in record.processes) if record else frozenset(),
-            gym=frozenset(GYM_NAMES),
-            answering=answering,
-            silent_s=now - self._answered_at,
-            unreachable_s=now - self._reached_at,
-            stopped=record.stopped if record is not None else False,
-            claim_driven=driven,
-            recovering=self.is_recovering,
-        )
-
-    def _sighting(self) -> JobSighting | None:
-        """The newest look into Ray, if it began after the job came to life."""
-        sighting = self._watch.seen
-        if self.is_recovering:  # what is being started does not answer yet
-            self._reached_at = self._answered_at = time.monotonic()
-        if sighting is None or sighting.at < self._alive_since:
-            return None
-        if sighting.reachable:
-            self._reached_at = max(self._reached_at, sighting.at)
-        if sighting.reachable and not sighting.silent:
-            self._answered_at = max(self._answered_at, sighting.at)
-        if (status := sighting.controller) and status.incarnation == self.incarnation:
-            self._saw(status)
-        return sighting
-
-    def _saw(self, status: ControllerStatus) -> None:
-        self._progress(status)
-        lived_s = time.monotonic() - self._alive_since
-        if status.finished > self._finished >= 0 or lived_s > STEADY_S:
-            self._in_a_row = 0
-        self._finished = status.finished
-
-    async def _follow_the_stack(self) -> None:
-        """Somebody may have started the stack again, at other addresses."""
-        record = self._mender.stack.record()
-        if record is None or record.stack_id == self._stack_id:
-            return
-        self._stack_id = record.stack_id
-        state_dir = self._settings.state_dir
-        self._settings = load_settings(state_dir=state_dir, job_id=self._settings.job_id)
-        self._mender.use(self._settings)
-        await self._watch.again(self._settings)
-
-    async def _answering(self, gym: GymClient) -> dict[str, str]:
-        """Instance of each Gym server that answers; whether the others live is not told by that."""
-        servers = self._settings.job_config().servers
-        answers = await asyncio.gather(
-            *(
-                asyncio.wait_for(gym.capabilities(server.url, server.name), ANSWER_LIMIT_S)
-                for server in servers
-            ),
-            return_exceptions=True,
-        )
-        found = {}
-        for server, answer in zip(servers, answers, strict=True):
-            if isinstance(answer, TurnpointError | TimeoutError):
-                continue
-            if isinstance(answer, BaseException):
-                raise answer
-            found[server.name] = answer.instance_id
-        return found
-
-    async def _is_driven(self, newest: int) -> bool:
-        """Whether whoever claimed the newest incarnation still works on it."""
-        if newest <= self.incarnation:
-            return False
-        if self._claim_seen[0] != newest:
-            self._claim_seen = (newest, time.monotonic())
-        waited_s = time.monotonic() - self._claim_seen[1]
-        owner = incarnations.owner(self._settings.job_config().job_folder, newest)
-        workflow_id, run_id = owner.get("workflow_id"), owner.get("run_id")
-        if isinstance(workflow_id, str) and isinstance(run_id, str):
-            try:
-                client = await connect(self._settings)
-                return await is_running(client, workflow_id, run_id)
-            except WorkerRoomError:
-                return True  # Temporal does not answer: it is started again first
-        return waited_s < CLAIM_PATIENCE_S
 
     # --- doing --------------------------------------------------------------------------------
 
@@ -308,6 +214,7 @@ class Supervisor:
             task.cancel()
         self._mending.clear()
         self._in_a_row += 1
+        self._lost |= dict.fromkeys(deed.reasons)
         why = "; ".join(deed.reasons)
         if self._in_a_row > GIVE_UP_AFTER:
             raise GivenUp(f"{GIVE_UP_AFTER} recoveries in a row got nowhere; the last: {why}")
@@ -332,15 +239,13 @@ class Supervisor:
         began = time.monotonic()
         config = self._settings.job_config()
         has_snapshot = await asyncio.to_thread(job_runs.has_snapshot_on_line, config)
-        names = set(gone)
-        if deed.ray_is_lost and (record := self._mender.stack.record()) is not None:
-            names |= {name for name in record.ports if name == RAY}
-            names |= {p.name for p in record.processes if p.name.startswith("worker_")}
-        if names:
+        with_ray = self._drivers() if deed.ray_is_lost else set()
+        if names := gone | with_ray:
             self._chronicle.tell("starting", f"starting {', '.join(sorted(names))}")
-        # With those that have died since: a machine's processes do not end in one instant.
+        # What is missing by then: a machine's processes do not end in one instant, and somebody
+        # else may have started some.
         await self._mender.restart(
-            *sorted(names), missing=True, expect_restore=has_snapshot, grace_s=0
+            *sorted(with_ray), missing=True, expect_restore=has_snapshot, grace_s=0
         )
         self._to_start = frozenset()
         if deed.ray_is_lost:
@@ -360,25 +265,43 @@ class Supervisor:
         took_s = time.monotonic() - began
         snapshot = begun.restored.snapshot if begun.restored else None
         self.incarnation = begun.incarnation
-        self._finished = -1
-        self._alive(
-            f"restored {snapshot} as incarnation {begun.incarnation} after {took_s:.1f} s"
-            if snapshot
-            else f"started over as incarnation {begun.incarnation} after {took_s:.1f} s"
-        )
         self._chronicle.note(
             Event(
                 ts=time.time(),
                 what="restored" if snapshot else "started_over",
-                reasons=list(deed.reasons),
+                reasons=list(self._lost),
                 incarnation=begun.incarnation,
                 snapshot=snapshot,
                 took_s=took_s,
             )
         )
+        self._alive(
+            f"restored {snapshot} as incarnation {begun.incarnation} after {took_s:.1f} s"
+            if snapshot
+            else f"started over as incarnation {begun.incarnation} after {took_s:.1f} s"
+        )
+
+    def _drivers(self) -> set[str]:
+        """Ray and the workers, whose connection is to the Ray that is lost."""
+        record = self._mender.stack.record()
+        if record is None:
+            return set()
+        workers = {p.name for p in record.processes if p.name.startswith(WORKER_PREFIX)}
+        return workers | ({RAY} & record.ports.keys())
+
+    def _saw(self, status: ControllerStatus) -> None:
+        """The controller of the supervised incarnation has answered."""
+        self._progress(status)
+        lived_s = time.monotonic() - self._alive_since
+        if status.finished > self._finished >= 0 or lived_s > STEADY_S:
+            self._in_a_row = 0
+        self._finished = status.finished
 
     def _alive(self, text: str) -> None:
+        self._finished = -1
+        self._lost.clear()
         self._alive_since = time.monotonic()
+        self._lookout.lives_since(self._alive_since)
         self._chronicle.tell("alive", text, incarnation=self.incarnation)
 
     # --- what has ended -----------------------------------------------------------------------
@@ -403,10 +326,12 @@ class Supervisor:
         if error.code in HOPELESS:
             raise GivenUp(f"the job cannot be brought back by itself: {error}")
         if error.code != "superseded":  # then the newest claim was its own: nobody works on it
-            self._claim_seen = (self._claimed_by_now(), -math.inf)
+            self._lookout.nobody_works_on_the_newest()
 
-    def _claimed_by_now(self) -> int:
-        return incarnations.newest(self._settings.job_config().job_folder)
+    async def _end_mending(self) -> None:
+        """The job has finished while a process was being started: let that be."""
+        if self._mending:
+            await asyncio.wait(self._mending.values(), timeout=MENDING_LIMIT_S)
 
     async def _cancel_all(self) -> None:
         tasks = [*self._mending.values(), *([self._recovering] if self._recovering else [])]
