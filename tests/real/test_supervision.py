@@ -19,6 +19,7 @@ import pytest
 
 from rl import incarnations
 from tests.real.live import AGENT, RESOURCE, TURNPOINT, Live, environment, wait_for
+from workers.processes import names_left
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(420)]
 ROLLOUTS = 5
@@ -54,7 +55,11 @@ class Command:
 
     def kill(self) -> None:
         """Leave nothing."""
-        self._process.kill()
+        if self._process.poll() is None:
+            self._process.kill()
+        for pipe in (self._process.stdout, self._process.stderr):
+            assert pipe is not None
+            pipe.close()
         self._process.wait()
 
 
@@ -87,7 +92,7 @@ class Second:
     replaced: dict[str, Any]
     newest_before_sigterm: str
     newest: str
-    left: dict[str, bool]
+    left: set[str]
 
 
 @pytest.fixture(scope="module")
@@ -131,9 +136,10 @@ def second(live: Live, first: First) -> Second:
         before = live.snapshots.snapshots()[0]
         run.terminate()
         code, summary = run.end()
-    return Second(
-        code, summary, replaced, before, live.snapshots.snapshots()[0], live.stack.status()
-    )
+    record = live.stack.record()
+    assert record is not None
+    left = names_left(record.stack_id)
+    return Second(code, summary, replaced, before, live.snapshots.snapshots()[0], left)
 
 
 def moves(live: Live, turns: int) -> None:
@@ -210,4 +216,4 @@ def test_sigterm_makes_a_last_save_and_says_so(live: Live, second: Second) -> No
 
 
 def test_down_stops_the_stack_after_the_last_save(second: Second) -> None:
-    assert not any(second.left.values())
+    assert second.left == set()
