@@ -174,12 +174,17 @@ class GymActivities:
 
         Raises:
             ServersMissing: Some are not there within `restore_wait_s`; they are named.
+            ServersNotAwaiting: Some still are what the old job left; they are named.
         """
         started = time.monotonic()
         check_job(self._config, request.job_id)
         async with driving(self._client, None):
             servers = await discover_and_join(
-                self._gym, self._config, request.incarnation, self._config.restore_wait_s
+                self._gym,
+                self._config,
+                request.incarnation,
+                self._config.restore_wait_s,
+                awaiting=True,
             )
         return DiscoverResult(servers=servers, ms=(time.monotonic() - started) * 1000)
 

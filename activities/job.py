@@ -31,7 +31,7 @@ from activities.controller import check_job
 from activities.driving import driving, prove
 from activities.schedule import go_on, pause_for_restore
 from gym.client import GymClient
-from gym.protocol import NotImplementedYet
+from gym.protocol import DeadlineExceeded
 from rl import incarnations, job
 from rl.actors import call
 from rl.errors import JobAlive
@@ -63,9 +63,14 @@ class JobActivities:
     async def claim_job(self, request: ClaimRequest) -> ClaimResult:
         """Restore, step 0: raise the incarnation, then clear what the old one left.
 
+        With `replace` a live job's actors are killed after the claim. Its Gym servers are
+        restarted by whoever owns their processes (the command line, for a local stack), while
+        `discover_capabilities` waits for them.
+
         Raises:
             NoSnapshot, NotFound: There is nothing to restore from; nothing was touched.
-            JobAlive: The job of the newest incarnation answers; nothing was touched.
+            JobAlive: The job of the newest incarnation answers, and `replace` was not asked
+                for, or it is another job; nothing was touched.
             Superseded: Somebody else claimed it first; nothing was touched.
         """
         started = time.monotonic()
@@ -111,13 +116,24 @@ class JobActivities:
         await prove(self._client)
 
     async def _refuse_if_alive(self, request: ClaimRequest) -> None:
-        status = await job.alive(self._config)
+        try:
+            status = await job.alive(self._config)
+        except DeadlineExceeded:
+            if not request.replace:
+                raise
+            return  # it is there and silent: what replaces it kills it
         if status is None or status.state not in _ALIVE:
             return
+        if status.job_id != request.job_id:
+            raise JobAlive(
+                f"another job, {status.job_id}, lives in this Ray cluster",
+                participant=status.job_id,
+            )
         if request.replace:
-            raise NotImplementedYet("replacing a live job: stop it with `turnpoint down` first")
+            return
         raise JobAlive(
-            f"incarnation {status.incarnation} is {status.state}: stop it with `turnpoint down`",
+            f"incarnation {status.incarnation} is {status.state}: stop it with `turnpoint down`, "
+            "or restore with `--replace`",
             participant=request.job_id,
             details={"incarnation": status.incarnation, "state": status.state},
         )

@@ -16,6 +16,7 @@ TurnpointError
 │   └── IncarnationDamaged     incarnation_damaged: a record of who lived does not parse
 ├── FleetError                 the Gym servers as a whole
 │   ├── ServersMissing         servers_missing: not there within the wait, each named
+│   ├── ServersNotAwaiting     servers_not_awaiting: there, and not started for a restore
 │   ├── ServerUnfit            server_unfit: it is there, and not what the job needs
 │   └── NotHeld                not_held: a participant no longer has this checkpoint
 ├── FolderError                the snapshot folder
@@ -135,6 +136,12 @@ class ServersMissing(FleetError):
 
     code = "servers_missing"
     status = 503
+
+
+class ServersNotAwaiting(FleetError):
+    """Servers that still are what the old job left; `details["servers"]` says which and how."""
+
+    code = "servers_not_awaiting"
 
 
 class ServerUnfit(FleetError):

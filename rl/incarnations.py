@@ -77,6 +77,15 @@ def owned_by(job_folder: Path, run_id: str) -> int | None:
     return None
 
 
+def owner(job_folder: Path, incarnation: int) -> dict[str, Any]:
+    """Ids of whoever claimed an incarnation; empty if there is none or it does not parse."""
+    path = job_folder / FOLDER / f"{incarnation}.json"
+    try:
+        return Claim.model_validate_json(path.read_bytes()).owner
+    except (FileNotFoundError, ValidationError):
+        return {}
+
+
 def claim(job_folder: Path, owner: Mapping[str, Any], *, after: int | None = None) -> int:
     """Raise the incarnation: create `<k+1>.json`, before anything else is touched.
 
@@ -206,13 +215,9 @@ def _numbers(job_folder: Path, pattern: re.Pattern[str]) -> list[int]:
 
 
 def _owner_run(job_folder: Path, number: int) -> str | None:
-    path = job_folder / FOLDER / f"{number}.json"
-    try:
-        found = Claim.model_validate_json(path.read_bytes()).owner.get("run_id")
-    except ValidationError:
-        # Files are complete by construction: the disk has damaged it. Its name still counts,
-        # and it is nobody's who could ask; refusing here would forbid every later restore.
-        return None
+    # Files are complete by construction. Of one that the disk has damaged the name still counts,
+    # and it is nobody's who could ask; refusing here would forbid every later restore.
+    found = owner(job_folder, number).get("run_id")
     return found if isinstance(found, str) else None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +64,16 @@ async def alive(config: JobConfig) -> ControllerStatus | None:
     return status
 
 
+async def named_actors() -> list[str]:
+    """Names of the job's actors that live or are being restarted, TransferQueue's among them.
+
+    Raises:
+        RayUnreachable: There is no cluster.
+    """
+    await attached()
+    return [name for name, _ in await asyncio.to_thread(_named)]
+
+
 async def start_data_plane(
     config: JobConfig, incarnation: int, servers: list[JoinedServer]
 ) -> None:
@@ -97,6 +107,25 @@ async def _start_data_plane(
     await _ensure(NEMO_GYM, lambda: nemo_gym(config, incarnation, servers))
     await asyncio.gather(
         call(DATA_PLANE_HOST, "ping", incarnation, limit_s=_START_LIMIT_S),
+        call(GENERATION, "ready", incarnation, limit_s=_START_LIMIT_S),
+        call(NEMO_GYM, "status", incarnation, limit_s=_START_LIMIT_S),
+    )
+
+
+async def start_stateless(config: JobConfig, incarnation: int) -> None:
+    """Start the generation endpoint and NemoGym again under a live job, if they are not there.
+
+    Ray does so by itself when their processes die; not when somebody has killed the actors.
+
+    Raises:
+        ActorLost: The job's controller is gone: it is restored, not mended.
+        StaleIncarnation: The controller is of another incarnation.
+        DeadlineExceeded: An actor was not ready in time.
+    """
+    await call(SINGLE_CONTROLLER, "servers", incarnation, limit_s=_STATUS_LIMIT_S)
+    await _ensure(GENERATION, lambda: generation_actor(config, incarnation))
+    await _ensure(NEMO_GYM, lambda: nemo_gym(config, incarnation, None))
+    await asyncio.gather(
         call(GENERATION, "ready", incarnation, limit_s=_START_LIMIT_S),
         call(NEMO_GYM, "status", incarnation, limit_s=_START_LIMIT_S),
     )
@@ -180,8 +209,18 @@ async def kill_actors(killed: list[LivingActor] | None = None) -> list[str]:
     return [actor.name for actor in killed]
 
 
+async def _nothing() -> None:
+    """The fleet is ready as it is."""
+
+
 async def start_fresh(
-    config: JobConfig, workload: Workload, owner: dict[str, Any], client: GymClient
+    config: JobConfig,
+    workload: Workload,
+    owner: dict[str, Any],
+    client: GymClient,
+    *,
+    replace: bool = False,
+    claimed: Callable[[], Awaitable[None]] = _nothing,
 ) -> int:
     """Start the job at its first prompt, as a line without a parent.
 
@@ -190,6 +229,9 @@ async def start_fresh(
         workload: What it rolls out; the dataset is validated before anything is touched.
         owner: Ids of the caller, `run_id` among them; a repeat is recognised by it.
         client: HTTP client with the control token.
+        replace: End a life of this job that still answers; only after the claim.
+        claimed: Awaited once the incarnation is claimed: brings the Gym servers into the phase
+            in which they join a job that starts (closed).
 
     Returns:
         The new incarnation.
@@ -201,12 +243,21 @@ async def start_fresh(
         ServersMissing, ServerUnfit: The fleet is not what the job needs.
     """
     await asyncio.to_thread(Loader.open, workload)
-    found = await alive(config)
+    try:
+        found = await alive(config)
+    except DeadlineExceeded:
+        if not replace:
+            raise
+        found = None  # it is there and silent: `kill_actors` ends it
     mine = await asyncio.to_thread(incarnations.owned_by, config.job_folder, str(owner["run_id"]))
     if found is not None and (found.job_id, found.incarnation) == (config.job_id, mine):
         if found.state != "starting":
             return found.incarnation
-    elif found is not None and found.state not in _OVER:
+    elif (
+        found is not None
+        and found.state not in _OVER
+        and not (replace and found.job_id == config.job_id)
+    ):
         raise JobAlive(
             f"job {found.job_id} (incarnation {found.incarnation}) is {found.state} here",
             participant=SINGLE_CONTROLLER,
@@ -214,6 +265,7 @@ async def start_fresh(
         )
     incarnation = await asyncio.to_thread(incarnations.claim, config.job_folder, owner)
     await kill_actors()
+    await claimed()
     servers = await discover_and_join(client, config, incarnation, config.restore_wait_s)
     await asyncio.gather(
         start_data_plane(config, incarnation, servers),

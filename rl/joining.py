@@ -17,20 +17,29 @@ from gym.protocol import (
     JoinRequest,
     Kind,
     Mode,
+    Phase,
     Role,
     ServerFault,
     ServerUnreachable,
 )
-from rl.errors import ServersMissing, ServerUnfit
+from rl.errors import ServersMissing, ServersNotAwaiting, ServerUnfit
 from rl.messages import JobConfig, JoinedServer, ServerConfig
 
 _JOIN_ORDER = (Kind.RESOURCE, Kind.MODEL, Kind.AGENT)
 """A join opens a server that starts: what agents call is open first."""
 _HTTP_NOT_FOUND = 404
+_RESTORABLE = (Phase.AWAITING_RESTORE, Phase.RESTORING, Phase.RESTORED)
+"""Phases that a `join` under a higher incarnation takes to awaiting."""
+_LOOK_EVERY_S = 0.1
 
 
 async def discover_and_join(
-    client: GymClient, config: JobConfig, incarnation: int, wait_s: float
+    client: GymClient,
+    config: JobConfig,
+    incarnation: int,
+    wait_s: float,
+    *,
+    awaiting: bool = False,
 ) -> list[JoinedServer]:
     """Wait until every server of the job is there, check what they are, and join each.
 
@@ -42,19 +51,22 @@ async def discover_and_join(
         config: Names the servers.
         incarnation: The one to join.
         wait_s: Seconds to wait for servers that do not answer yet.
+        awaiting: For a restore: wait as long for servers that were not started for one (those
+            of a job that was replaced are being restarted).
 
     Returns:
         The servers in the configuration's order.
 
     Raises:
         ServersMissing: Some did not answer within `wait_s`; all of them are named.
+        ServersNotAwaiting: Some answer and do not await a restore; who restarts what is named.
         ServerUnfit: Some are not what the job needs; each is named with the reason.
         StaleIncarnation: A server belongs to another incarnation.
         Unauthorized: The token is another one.
     """
     deadline = time.monotonic() + wait_s
     found = await asyncio.gather(
-        *(_capabilities(client, server, deadline) for server in config.servers),
+        *(_capabilities(client, server, deadline, awaiting) for server in config.servers),
         return_exceptions=True,
     )
     missing = [
@@ -73,6 +85,8 @@ async def discover_and_join(
         if isinstance(answer, BaseException):
             raise answer
         there[server.name] = answer
+    if awaiting:
+        _demand_awaiting(there, wait_s)
     _demand_fit(config, there)
 
     joined: dict[str, JoinedServer] = {}
@@ -89,18 +103,47 @@ async def discover_and_join(
 
 
 async def _capabilities(
-    client: GymClient, server: ServerConfig, deadline: float
+    client: GymClient, server: ServerConfig, deadline: float, awaiting: bool
 ) -> Capabilities | None:
-    """What the server is; None for one without the control routes."""
+    """What the server is; None for one without the control routes.
+
+    With `awaiting` the answer of one that awaits a restore, or the last one before the deadline.
+    """
+    found: Capabilities | None = None
     try:
         async with asyncio.timeout_at(deadline):
-            return await retry_until(deadline, lambda: client.capabilities(server.url, server.name))
-    except TimeoutError:
+            while True:
+                found = await retry_until(
+                    deadline, lambda: client.capabilities(server.url, server.name)
+                )
+                if not awaiting or found.phase in _RESTORABLE:
+                    return found
+                await asyncio.sleep(_LOOK_EVERY_S)
+    except (TimeoutError, ServerUnreachable):
+        if found is not None:
+            return found
         raise ServerUnreachable("no answer", participant=server.name) from None
     except ServerFault as fault:
         if fault.details.get("http") == _HTTP_NOT_FOUND:
             return None
         raise
+
+
+def _demand_awaiting(there: dict[str, Capabilities | None], wait_s: float) -> None:
+    left = {
+        name: f"{found.phase} under incarnation {found.incarnation}"
+        for name, found in there.items()
+        if found is not None and found.phase not in _RESTORABLE
+    }
+    if left:
+        named = ", ".join(f"{name} ({state})" for name, state in left.items())
+        raise ServersNotAwaiting(
+            f"not awaiting a restore after {wait_s:g} s: {named}; restart them with "
+            "`--expect-restore true` and restore again (`turnpoint restore` restarts those of a "
+            "local stack)",
+            participant=next(iter(left)),
+            details={"servers": left},
+        )
 
 
 def _demand_fit(config: JobConfig, there: dict[str, Capabilities | None]) -> None:

@@ -3,7 +3,8 @@
 | file | commands |
 |---|---|
 | `cli_stack` | `up`, `down`, `status`, `logs`, `doctor` |
-| `cli_job` | `run`, `save`, `restore` |
+| `cli_run` | `run` |
+| `cli_job` | `save`, `restore` |
 | `cli_snapshots` | `list`, `inspect`, `verify` |
 
 Guarantees: documented exit codes; errors are one sentence with the next step, never a stack
@@ -20,7 +21,7 @@ from collections.abc import Sequence
 import typer
 
 from gym.protocol import TurnpointError
-from workers import cli_job, cli_snapshots, cli_stack
+from workers import cli_job, cli_run, cli_snapshots, cli_stack
 from workers.cli_output import (
     EXIT_CODES,
     EXIT_FAILED,
@@ -43,7 +44,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for _module in (cli_stack, cli_job, cli_snapshots):
+for _module in (cli_stack, cli_run, cli_job, cli_snapshots):
     for _command in _module.COMMANDS:
         app.command(epilog=EXIT_CODES)(_command)
 app.command("list", epilog=EXIT_CODES)(cli_snapshots.list_snapshots)

@@ -16,11 +16,13 @@ from rich.status import Status
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_REFUSED, EXIT_NOT_REACHABLE = 0, 1, 2, 3, 4
 EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
 PIPE_WIDTH = 160
 
 EXIT_CODES = (
     "Exit codes: 0 done; 1 failed; 2 wrong usage or configuration; 3 refused or skipped; "
-    "4 what it needs does not answer; 130 interrupted (the stack, the job and workflows go on)."
+    "4 what it needs does not answer; 130 interrupted (the stack, the job and workflows go on); "
+    "143 `run` ended by SIGTERM (what its last save did is in its output)."
 )
 
 

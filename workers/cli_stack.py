@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from pathlib import Path
@@ -11,11 +12,14 @@ import typer
 from rich.table import Table
 
 from workers.cli_output import EXIT_FAILED, EXIT_NOT_REACHABLE, Output
+from workers.cli_phases import Phases
 from workers.doctor import examine
+from workers.following import follow_to_the_end
 from workers.job_status import look_at_job
 from workers.processes import log_tail
-from workers.settings import load_settings
-from workers.stack import Stack, StackRecord
+from workers.settings import Settings, load_settings
+from workers.stack import Stack
+from workers.stack_record import StackRecord
 
 StateDir = Annotated[
     Path | None, typer.Option(help="Folder of the stack. [default: .turnpoint]", show_default=False)
@@ -73,13 +77,24 @@ def down(
     output.result({"ended": ended}, f"{ended} processes ended" if ended else "nothing was running")
 
 
-def status(state_dir: StateDir = None, as_json: AsJson = False) -> None:
+def status(
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Follow the job to its end.")
+    ] = False,
+    state_dir: StateDir = None,
+    as_json: AsJson = False,
+) -> None:
     """Show the stack's processes, the Gym servers' phases and where the job stands.
 
-    Exit code 4 if a process of the stack is not running.
+    Exit code 4 if a process of the stack is not running. With --follow only the job counts: 0
+    when it has finished, 1 if it has failed, 4 if it is gone and nobody brings it back within
+    restore_wait_s; the result is the controller's last status.
     """
     output = Output(as_json)
     settings = load_settings(state_dir=state_dir)
+    if follow:
+        _follow_job(settings, output)
+        return
     stack = Stack(settings)
     running = stack.status()
     record = stack.record()
@@ -127,6 +142,14 @@ def doctor(state_dir: StateDir = None, as_json: AsJson = False) -> None:
         table.add_row(finding.check, finding.problem or "none")
     output.result({finding.check: finding.problem for finding in findings}, table)
     if any(finding.problem for finding in findings):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _follow_job(settings: Settings, output: Output) -> None:
+    with Phases(output) as phases:
+        end = asyncio.run(follow_to_the_end(settings, phases.job, output.line))
+    output.result(end, f"{end.state}: {end.finished} finished, {end.failed} failed")
+    if end.state != "finished":
         raise typer.Exit(EXIT_FAILED)
 
 

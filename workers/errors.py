@@ -5,6 +5,7 @@ WorkerRoomError                the next step is in the sentence
 ├── PortInUse                  a fixed port that somebody else holds
 ├── ProcessFailed              a process of the stack ended or did not get ready in time
 ├── StackBusy                  another `up` or `down` works on this state folder
+├── Stopped                    the stack was ended on purpose; nothing is brought back
 ├── NotRunning                 nothing answers: the stack is not up
 └── Refused                    the job is in a state in which the command makes no sense
 """
@@ -59,3 +60,10 @@ class NotRunning(WorkerRoomError):
 
     exit_code = 4
     code = "not_running"
+
+
+class Stopped(WorkerRoomError):
+    """The stack was ended with `turnpoint down` while something still worked on its job."""
+
+    exit_code = 4
+    code = "stopped"

@@ -1,30 +1,30 @@
 """Beginning, saving, restoring and following a job: what `run`, `save` and `restore` do.
 
 A local stack's Gym servers are restarted here where the job needs them in another phase than
-they are in (awaiting a restore, or closed for a new line): a workflow cannot do that.
+they are in (awaiting a restore, or closed for a new line): a workflow cannot do that. It happens
+only after the new incarnation was claimed.
 """
 
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 from temporalio.client import Client
 
-from activities.contract import RestoreInput, RestoreResult, SaveInput, SaveResult
+from activities.contract import Progress, RestoreInput, RestoreResult, SaveInput, SaveResult
 from activities.schedule import ensure_schedule
-from gym.client import GymClient
 from gym.protocol import Phase
-from rl.messages import ControllerStatus, Workload
+from rl.errors import NoSnapshot
+from rl.messages import ControllerStatus, JobConfig, Workload
 from rl.snapshot_folder import SnapshotFolder
+from workers import ray_side
 from workers.errors import NotRunning, Refused
-from workers.job_status import OVER, controller_status, gym_phases, use_ray_of
-from workers.key_files import read_secret
+from workers.job_status import OVER, controller_status
+from workers.mending import Mender
 from workers.settings import Settings
-from workers.stack import Stack
 from workers.temporal import connect
 from workers.workflow_runs import Shown, WorkflowFailed, follow, start, workflow_id
 
@@ -38,6 +38,20 @@ REFUSALS = {
 """Failure types that say "not now" rather than "it went wrong": exit code 3."""
 
 
+class NotNow(Refused):
+    """A workflow that the controller refused; `reason` is its stable code.
+
+    Args:
+        reason: One of `REFUSALS`.
+        message: The sentence.
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        """Keep the code: some refusals pass."""
+        super().__init__(message)
+        self.reason = reason
+
+
 class Begun(BaseModel):
     """How a job began."""
 
@@ -48,31 +62,56 @@ class Begun(BaseModel):
     """None: it began from the start."""
 
 
-async def begin(settings: Settings, workload: Workload, *, fresh: bool, shown: Shown) -> Begun:
-    """Start the job, from its newest snapshot unless `fresh` or there is none.
+async def begin(
+    settings: Settings,
+    workload: Workload,
+    *,
+    fresh: bool,
+    shown: Shown,
+    replace: bool = False,
+    mender: Mender | None = None,
+) -> Begun:
+    """Start the job, from the newest snapshot of its line unless `fresh` or there is none.
+
+    Args:
+        settings: Of the job.
+        workload: What a fresh start rolls out.
+        fresh: Start a new line even if there are snapshots.
+        shown: Told the phases of a restore.
+        replace: End a life of the job that still answers.
+        mender: Of the caller, if it has one: two would get in each other's way.
 
     Raises:
-        Refused: A live job is in the way.
+        Refused: A live job is in the way, and `replace` was not asked for.
+        RayCallFailed: The start failed.
         WorkflowFailed: The restore failed.
     """
     config = settings.job_config()
-    await _demand_no_job(settings)
-    from rl import job  # Ray and torch: seconds that other commands do not pay
-
-    if SnapshotFolder(config).snapshots() and not fresh:
-        given = RestoreInput(job_id=config.job_id)
-        restored = await restore(settings, given, shown)
+    mender = mender or Mender(settings)
+    if has_snapshot_on_line(config) and not fresh:
+        given = RestoreInput(job_id=config.job_id, replace=replace)
+        restored = await restore(settings, given, shown, mender=mender)
         begun = Begun(incarnation=restored.incarnation, restored=restored)
     else:
-        await _bring_gym_into(settings, Phase.CLOSED)
-        owner = {"run_id": str(uuid.uuid4()), "started_by": "turnpoint run"}
-        async with GymClient(read_secret(settings)) as gym:
-            incarnation = await job.start_fresh(config, workload, owner, gym)
+        incarnation = await ray_side.start_fresh(
+            settings,
+            workload,
+            replace=replace,
+            claimed=lambda: mender.bring_gym_into(Phase.CLOSED),
+        )
         begun = Begun(incarnation=incarnation, restored=None)
     if settings.snapshot_attempt_interval_s is not None:
         client = await connect(settings)
         await ensure_schedule(client, config.job_id, settings.snapshot_attempt_interval_s)
     return begun
+
+
+def has_snapshot_on_line(config: JobConfig) -> bool:
+    """Whether the job's current line has a snapshot, intact or not."""
+    try:
+        return bool(SnapshotFolder(config).candidates("latest"))
+    except NoSnapshot:
+        return False
 
 
 async def save(settings: Settings, given: SaveInput, shown: Shown) -> SaveResult:
@@ -88,19 +127,40 @@ async def save(settings: Settings, given: SaveInput, shown: Shown) -> SaveResult
     return await _telling_refusals(follow(handle, SaveResult, shown))
 
 
-async def restore(settings: Settings, given: RestoreInput, shown: Shown) -> RestoreResult:
+async def restore(
+    settings: Settings, given: RestoreInput, shown: Shown, *, mender: Mender | None = None
+) -> RestoreResult:
     """Run `RestoreSnapshot` and follow it.
+
+    A local stack's Gym servers that do not await a restore are restarted for it, once the
+    incarnation is claimed: until then nothing of a live job is touched.
 
     Raises:
         Refused: A live job is in the way, and `replace` was not asked for.
         WorkflowFailed: It failed.
     """
     client: Client = await connect(settings)
-    if not given.replace:
-        await _demand_no_job(settings)
-        await _bring_gym_into(settings, Phase.AWAITING_RESTORE)
     handle = await start(client, "RestoreSnapshot", given, workflow_id(given.job_id, "restore"))
-    return await _telling_refusals(follow(handle, RestoreResult, shown))
+    claimed = asyncio.Event()
+
+    def looked(progress: Progress) -> None:
+        shown(progress)
+        if any(report.phase == "claim_job" for report in progress.done):
+            claimed.set()
+
+    following = asyncio.create_task(
+        _telling_refusals(follow(handle, RestoreResult, looked)), name="follow-restore"
+    )
+    waiting = asyncio.create_task(claimed.wait())
+    try:
+        await asyncio.wait({following, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        if not following.done():
+            await (mender or Mender(settings)).bring_gym_into(Phase.AWAITING_RESTORE)
+        return await following
+    finally:
+        waiting.cancel()
+        following.cancel()
+        await asyncio.gather(waiting, following, return_exceptions=True)
 
 
 async def follow_job(
@@ -128,7 +188,12 @@ async def follow_job(
         await asyncio.sleep(FOLLOW_EVERY_S)
 
 
-async def _demand_no_job(settings: Settings) -> None:
+async def demand_no_job(settings: Settings) -> None:
+    """Refuse while the job lives. Joins Ray.
+
+    Raises:
+        Refused: It does.
+    """
     now = await controller_status(settings, settings.job_config())
     if now is not None and now.state not in OVER:
         raise Refused(
@@ -137,23 +202,10 @@ async def _demand_no_job(settings: Settings) -> None:
         )
 
 
-async def _bring_gym_into(settings: Settings, phase: Phase) -> None:
-    """Restart a local stack's Gym servers unless all are in the phase that a start needs."""
-    phases = await gym_phases(settings, settings.job_config())
-    usable = {phase}
-    if phase is Phase.AWAITING_RESTORE:
-        usable |= {Phase.RESTORING, Phase.RESTORED}  # a `join` takes them back
-    stack = Stack(settings)
-    if all(found in usable for found in phases.values()) or stack.record() is None:
-        return
-    use_ray_of(settings)
-    await asyncio.to_thread(stack.restart_gym, expect_restore=phase is Phase.AWAITING_RESTORE)
-
-
 async def _telling_refusals(following: Coroutine[Any, Any, Result]) -> Result:
     try:
         return await following
     except WorkflowFailed as error:
         if error.type in REFUSALS:
-            raise Refused(str(error)) from None
+            raise NotNow(error.type, str(error)) from None
         raise

@@ -14,21 +14,21 @@ from __future__ import annotations
 import fcntl
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
-from pydantic import BaseModel, ConfigDict
 
 from workers import ray_head
-from workers.errors import NotRunning, ProcessFailed, Refused, StackBusy
+from workers.errors import NotRunning, ProcessFailed, Refused, StackBusy, Stopped
 from workers.key_files import ensure_key_files
 from workers.port_registry import port_registry
 from workers.ports import choose
 from workers.processes import alive, end, log_tail, names_left, spawn
 from workers.settings import SECRETS, STACK_FILE, Settings
 from workers.stack_parts import GYM_NAMES, Part, child_environment, parts, ports_needed, resolve
+from workers.stack_record import RunningProcess, StackRecord
 
 GRACE_S = 5.0
 """For a SIGTERM. Ray's head does not end by one within 10 s (measured), so longer buys nothing."""
@@ -37,48 +37,6 @@ TEMPORAL_GRACE_S = 10.0
 _POLL_S = 0.1
 
 Report = Callable[[str], None]
-
-
-class RunningProcess(BaseModel):
-    """One process as `stack.json` has it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    name: str
-    pid: int
-    create_time: float
-    """Seconds since the epoch, as the kernel has it: tells a pid's owners apart."""
-    log: Path
-    url: str | None
-
-
-class StackRecord(BaseModel):
-    """`stack.json`: what was started, where, and with which settings."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    schema_version: int = 1
-    stack_id: str
-    settings: dict[str, object]
-    """As resolved by `up`, without secrets: other commands start from them."""
-    ports: dict[str, int]
-    ray_folder: Path
-    expect_restore: bool
-    ray_address: str | None
-    temporal_ui: str | None
-    processes: list[RunningProcess] = []
-
-    def process(self, name: str) -> RunningProcess:
-        """The process of a name.
-
-        Raises:
-            NotRunning: The stack has none of this name.
-        """
-        for process in self.processes:
-            if process.name == name:
-                return process
-        known = ", ".join(process.name for process in self.processes) or "none"
-        raise NotRunning(f"the stack has no process {name!r}; it has: {known}")
 
 
 class Stack:
@@ -199,7 +157,7 @@ class Stack:
             for part in [part for part in waiting if part.after & names <= ready]:
                 waiting.remove(part)
                 started[part.name] = self._spawn(record, settings, part)
-                record = _with(record, started[part.name].running)
+                record = record.with_(started[part.name].running)
                 self._write(record)
             for name in [name for name in started if name not in ready]:
                 if started[name].check(settings.ready_timeout_s):
@@ -228,7 +186,8 @@ class Stack:
         """End every process of the stack and wait until none is left.
 
         Args:
-            kill: SIGKILL at once, to everything: what a crash of the machine is.
+            kill: SIGKILL at once, to everything: what a crash of the machine is. A
+                `turnpoint run` that supervises takes it for one.
 
         Returns:
             How many processes were ended; 0 if there was nothing to end.
@@ -240,6 +199,9 @@ class Stack:
             if kill:
                 ended = end(record.stack_id, grace_s=0)
             else:
+                # First, so that a supervisor does not bring back what ends now.
+                record = record.model_copy(update={"stopped": True})
+                self._write(record)
                 # Temporal last: it keeps what the others still tell it.
                 first = names_left(record.stack_id) - {"temporal"}
                 self._report(f"stopping {', '.join(sorted(first)) or 'nothing'}")
@@ -276,18 +238,57 @@ class Stack:
             record = self._need_record()
             if running := names_left(record.stack_id) & set(names):
                 raise Refused(f"{', '.join(sorted(running))}: still running")
-            if expect_restore is not None:
-                record = record.model_copy(update={"expect_restore": expect_restore})
-            settings = settings_of(record)
-            chosen = [part for part in self._parts(record, settings) if part.name in names]
-            return self._start_all(record, settings, chosen)
+            return self._start_again(record, names, expect_restore)
 
-    def restart_gym(self, *, expect_restore: bool) -> StackRecord:
-        """End the Gym servers and start them for a restore, or for a new line of the job."""
+    def restart(
+        self,
+        *names: str,
+        missing: bool = False,
+        expect_restore: bool | None = None,
+        grace_s: float = GRACE_S,
+    ) -> StackRecord:
+        """End what is left of these processes, start them, and wait until they are ready.
+
+        Args:
+            names: Which.
+            missing: And all that should run and do not.
+            expect_restore: As in `start`.
+            grace_s: How long a SIGTERM may take.
+
+        Raises:
+            Stopped: The stack was ended with `turnpoint down`.
+            ProcessFailed: One ended or was not ready in time.
+        """
+        with self._alone():
+            record = self._need_record()
+            if record.stopped:
+                raise Stopped("the stack was ended with `turnpoint down`")
+            chosen = {*names, *(self.gone() if missing else ())}
+            end(record.stack_id, names=chosen, grace_s=grace_s)
+            return self._start_again(record, chosen, expect_restore)
+
+    def restart_gym(self, *, expect_restore: bool, names: Collection[str] = GYM_NAMES) -> None:
+        """End Gym servers and start them for a restore, or for a new line of the job."""
+        ours = [name for name in names if name in self._need_record().ports]
+        self.restart(*ours, expect_restore=expect_restore)
+
+    def _start_again(
+        self, record: StackRecord, names: Collection[str], expect_restore: bool | None
+    ) -> StackRecord:
+        if expect_restore is not None:
+            record = record.model_copy(update={"expect_restore": expect_restore})
+        settings = settings_of(record)
+        with port_registry() as registry:  # a crash of everything has released them
+            registry.release(record.stack_id)
+            registry.take(record.stack_id, list(record.ports.values()))
+        chosen = [part for part in self._parts(record, settings) if part.name in names]
+        return self._start_all(record, settings, chosen)
+
+    def gone(self) -> set[str]:
+        """Names of the processes that should run and do not."""
         record = self._need_record()
-        names = [name for name in GYM_NAMES if name in record.ports]
-        end(record.stack_id, names=set(names), grace_s=GRACE_S)
-        return self.start(*names, expect_restore=expect_restore)
+        lives = {process.name for process in record.processes if process.lives}
+        return {part.name for part in self._parts(record, settings_of(record))} - lives
 
     def status(self) -> dict[str, bool]:
         """Whether each process of the record runs, by name."""
@@ -344,11 +345,6 @@ class _Started:
             f"{self._part.name} {what}. The last lines of its log:\n{log_tail(self._log)}\n"
             f"Next: `turnpoint logs {self._part.name}` shows all of it"
         )
-
-
-def _with(record: StackRecord, running: RunningProcess) -> StackRecord:
-    others = [process for process in record.processes if process.name != running.name]
-    return record.model_copy(update={"processes": [*others, running]})
 
 
 def _leave_nothing(record: StackRecord) -> None:

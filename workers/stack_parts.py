@@ -36,6 +36,7 @@ GYM_MODULES = {
 }
 """Name and module of the stack's own Gym servers."""
 GYM_NAMES = [name for name, _ in GYM_MODULES.values()]
+WORKER_PREFIX = "worker_"
 WORKER_READY = '"event": "ready"'
 MODEL_FOLDER = "model"
 SCRIPTED = ("--delay-s", "1", "--turns", "12", "--turns-spread", "4")
@@ -143,7 +144,7 @@ def parts(
     if "counter" in ports:
         found += [_gym(settings, kind, ports, expect_restore) for kind in GYM_MODULES]
     needs = frozenset(part.name for part in found if part.name in ("temporal", "ray"))
-    found += [_worker(f"worker_{n}", needs) for n in range(1, settings.workers + 1)]
+    found += [_worker(f"{WORKER_PREFIX}{n}", needs) for n in range(1, settings.workers + 1)]
     return found
 
 

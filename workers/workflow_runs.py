@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 from temporalio.client import (
     Client,
+    WorkflowExecutionStatus,
     WorkflowFailureError,
     WorkflowHandle,
     WorkflowQueryFailedError,
@@ -24,7 +25,7 @@ from temporalio.exceptions import (
     TerminatedError,
     WorkflowAlreadyStartedError,
 )
-from temporalio.service import RPCError
+from temporalio.service import RPCError, RPCStatusCode
 
 from activities.contract import TASK_QUEUE, Progress
 from workers.errors import Refused, WorkerRoomError
@@ -109,3 +110,13 @@ def _failed(error: WorkflowFailureError, id: str) -> WorkflowFailed:
     if isinstance(cause, TerminatedError):
         return WorkflowFailed("terminated", "the workflow was terminated", id)
     return WorkflowFailed("failed", type(cause).__name__, id)
+
+
+async def is_running(client: Client, id: str, run_id: str) -> bool:
+    """Whether one run of a workflow has not ended; one that is not known any more has."""
+    try:
+        described = await client.get_workflow_handle(id, run_id=run_id).describe()
+    except RPCError as error:
+        # Any other answer than that it is unknown proves nothing: it may still be running.
+        return error.status != RPCStatusCode.NOT_FOUND
+    return described.status == WorkflowExecutionStatus.RUNNING

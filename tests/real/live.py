@@ -114,7 +114,7 @@ class Live:
             timeout=CLI_LIMIT_S,
             check=False,
             cwd=self.folder,
-            env=_environment(),
+            env=environment(),
         )
         assert (done.returncode != 0) == fails, (
             f"{words}: {done.stdout[-800:]}{done.stderr[-2000:]}"
@@ -133,7 +133,7 @@ class Live:
             check=True,
             capture_output=True,
             timeout=30,
-            env=_environment(),
+            env=environment(),
         )
 
     async def client(self) -> Client:
@@ -262,7 +262,7 @@ async def published(handle: WorkflowHandle[Any, Any], limit_s: float = 60) -> Sa
     return result
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """The caller's, without what it says about another stack."""
     prefixes = ("TURNPOINT_", "RAY_", "TEMPORAL_")
     return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}

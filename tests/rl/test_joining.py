@@ -14,11 +14,11 @@ from pydantic import SecretStr
 
 from gym.client import GymClient
 from gym.protocol import Kind, Mode, Role, StaleIncarnation, Unauthorized
-from rl.errors import ServersMissing, ServerUnfit
+from rl.errors import ServersMissing, ServersNotAwaiting, ServerUnfit
 from rl.fan_out import discover_and_join
 from rl.messages import JobConfig, ServerConfig
 from tests.rl.folder_cases import config_of
-from tests.rl.gym_fakes import FakeFleet, fake_fleet
+from tests.rl.gym_fakes import FakeFleet, FakeServer, Script, fake_fleet
 
 
 @pytest_asyncio.fixture
@@ -135,3 +135,42 @@ async def test_refusals_are_raised_as_they_are(
     fakes["counter"].fail("capabilities", Unauthorized("no"))
     with pytest.raises(Unauthorized, match="counter"):
         await discover_and_join(client, config, 1, 5)
+
+
+async def test_for_a_restore_servers_of_a_replaced_job_are_waited_for(
+    fakes: FakeFleet, client: GymClient, config: JobConfig
+) -> None:
+    """They are being restarted. Break: join whatever answers, and each is refused as stale."""
+    phase = "open"
+
+    async def restarting(body: dict) -> dict:
+        return {**fakes["counter"].default("capabilities", body), "phase": phase}
+
+    for server in fakes.servers.values():
+        server.scripts["capabilities"] = _in_phase(server, "awaiting_restore")
+    fakes["counter"].scripts["capabilities"] = restarting
+    joining = asyncio.create_task(discover_and_join(client, config, 2, 5, awaiting=True))
+    await asyncio.sleep(0.3)
+    assert fakes.asked("join") == []
+    phase = "awaiting_restore"
+    assert len(await joining) == 6
+
+
+async def test_servers_that_nobody_restarts_for_a_restore_are_named_and_none_is_joined(
+    fakes: FakeFleet, client: GymClient, config: JobConfig
+) -> None:
+    for server in fakes.servers.values():
+        server.scripts["capabilities"] = _in_phase(server, "awaiting_restore")
+    for name in ("tools", "agent_a"):
+        fakes[name].scripts["capabilities"] = _in_phase(fakes[name], "open")
+    with pytest.raises(ServersNotAwaiting, match="--expect-restore") as refused:
+        await discover_and_join(client, config, 2, 0.4, awaiting=True)
+    assert set(refused.value.details["servers"]) == {"tools", "agent_a"}
+    assert fakes.asked("join") == []
+
+
+def _in_phase(server: FakeServer, phase: str) -> Script:
+    async def answer(body: dict) -> dict:
+        return {**server.default("capabilities", body), "phase": phase}
+
+    return answer

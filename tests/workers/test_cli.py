@@ -10,7 +10,8 @@ import pytest
 
 from workers import cli
 from workers.cli_output import EXIT_FAILED, EXIT_NOT_REACHABLE, EXIT_OK, EXIT_USAGE
-from workers.stack import Stack, StackRecord
+from workers.stack import Stack
+from workers.stack_record import StackRecord
 
 STACK = ["up", "down", "status", "logs", "doctor"]
 COMMANDS = [*STACK, "run", "save", "restore", "list", "inspect", "verify"]

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from workers import stack_parts
-from workers.errors import PortInUse, ProcessFailed, Refused
+from workers.errors import PortInUse, ProcessFailed, Refused, Stopped
 from workers.ports import HOST
 from workers.processes import marked, names_left
 from workers.settings import Settings, load_settings
@@ -77,12 +77,16 @@ def test_up_crash_up_down(stack: Stack, tmp_path: Path) -> None:
 
         assert stack.kill("temporal") == 1
         assert stack.status() == {"temporal": False, "ray": True}
+        assert "temporal" in stack.gone() and "ray" not in stack.gone()
         stack.start("temporal")
         assert names_left(second.stack_id) == PART
 
         assert stack.down() >= 4
         assert marked(second.stack_id) == []
         assert not second.ray_folder.exists()
+        with pytest.raises(Stopped, match="turnpoint down"):
+            stack.restart("temporal")
+        assert marked(second.stack_id) == []
         assert stack.down() == 0
         with sqlite3.connect(tmp_path / "state" / "temporal.sqlite") as database:
             assert database.execute("pragma integrity_check").fetchone() == ("ok",)

@@ -1,0 +1,96 @@
+"""Following a job from outside: looks are given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+import pytest
+
+from rl.messages import ControllerStatus
+from tests.workers.test_supervision import sighting, status
+from workers import following
+from workers.errors import NotRunning
+from workers.following import follow_to_the_end
+from workers.job_sighting import JobSighting
+from workers.settings import Settings, load_settings
+
+
+class Looks:
+    """Stands for `JobWatch`: each look is the next of a list; the last one stays."""
+
+    def __init__(self, looks: list[JobSighting | None]) -> None:
+        self._looks: Iterator[JobSighting | None] = iter(looks)
+        self._last = looks[-1]
+
+    @property
+    def seen(self) -> JobSighting | None:
+        return next(self._looks, self._last)
+
+    async def __aenter__(self) -> Looks:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        pass
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setattr(following, "LOOK_EVERY_S", 0.001)
+    return load_settings(state_dir=tmp_path, restore_wait_s=0.05)
+
+
+async def follow(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, *looks: JobSighting | None
+) -> tuple[ControllerStatus, list[str]]:
+    told: list[str] = []
+    monkeypatch.setattr(following, "JobWatch", lambda _: Looks(list(looks)))
+    end = await follow_to_the_end(settings, lambda _: None, told.append)
+    return end, told
+
+
+async def test_it_ends_with_the_job(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = [None, sighting(status()), sighting(status("finished"))]
+    end, told = await follow(settings, monkeypatch, *looks)
+    assert (end.state, told) == ("finished", [])
+
+
+async def test_a_restore_does_not_end_it(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Break: end when the controller is gone."""
+    restored = [sighting(status("restored", incarnation=4)), sighting(status("finished", 4))]
+    looks = [sighting(status()), sighting(None), None, *restored]
+    end, told = await follow(settings, monkeypatch, *looks)
+    assert (end.state, end.incarnation) == ("finished", 4)
+    assert told == [
+        "lost; waiting 0.05 s for a restore",
+        "it lives again, as incarnation 4",
+    ]
+
+
+async def test_a_job_that_nobody_brings_back_is_gone(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(NotRunning, match="nobody has brought it back"):
+        await follow(settings, monkeypatch, sighting(status()), sighting(None))
+
+
+async def test_a_job_that_has_failed_ends_it_unless_it_is_restored(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end, _ = await follow(settings, monkeypatch, sighting(status()), sighting(status("failed")))
+    assert end.state == "failed"
+
+
+async def test_without_a_job_it_says_how_to_start_one(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(NotRunning, match="turnpoint run"):
+        await follow(settings, monkeypatch, None, sighting(None))

@@ -1,0 +1,202 @@
+"""The supervisor's loop: back-off, giving up, what it tells. Looks and starts are given."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from activities.contract import RestoreResult
+from rl.messages import Workload
+from tests.workers.test_supervision import GYM, WELL, seen, sighting, status
+from workers import job_runs, supervisor
+from workers.chronicle import Chronicle
+from workers.errors import NotRunning, Stopped
+from workers.lookout import Lookout
+from workers.mending import Mender
+from workers.ray_side import JobWatch
+from workers.settings import Settings, load_settings
+from workers.supervision import Seen
+from workers.supervisor import GIVE_UP_AFTER, GivenUp, Supervisor, backoff_s
+from workers.workflow_runs import WorkflowFailed
+
+LOST = seen(gone={"counter"})
+FINISHED = seen(job=sighting(status("finished", incarnation=9)))
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setenv("TURNPOINT_CONTROL_TOKEN", "t" * 40)
+    monkeypatch.setattr(supervisor, "LOOK_EVERY_S", 0)
+    monkeypatch.setattr(supervisor, "FIRST_BACKOFF_S", 0.001)
+    monkeypatch.setattr(supervisor, "MOST_BACKOFF_S", 0.004)
+    return load_settings(
+        state_dir=tmp_path,
+        servers=[{"name": "counter", "kind": "resource", "url": "http://127.0.0.1:1"}],
+        policy_url="http://127.0.0.1:1/v1",
+        generation_port=1,
+    )
+
+
+class Given:
+    """A supervisor with given looks; what it starts is written down."""
+
+    def __init__(self, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.told: list[str] = []
+        self.began: list[dict[str, Any]] = []
+        self.started: list[tuple[str, ...]] = []
+        self.outcomes: list[Exception | None] = []
+        self.chronicle = Chronicle(settings.state_dir / "logs", self.told.append)
+        self.has_snapshot = True
+
+        async def begin(*_: Any, **options: Any) -> job_runs.Begun:
+            self.began.append(options)
+            error = self.outcomes.pop(0) if self.outcomes else None
+            if error is not None:
+                raise error
+            restored = RestoreResult(
+                restore_id="r",
+                incarnation=9,
+                snapshot="snapshot_000007",
+                finished_rollouts=0,
+                continued=[],
+            )
+            return job_runs.Begun(incarnation=9, restored=None if options["fresh"] else restored)
+
+        async def restart(_: Mender, *names: str, missing: bool = False, **__: Any) -> None:
+            self.started.append((*names, *(["what is missing"] if missing else [])))
+
+        monkeypatch.setattr(job_runs, "begin", begin)
+        monkeypatch.setattr(job_runs, "has_snapshot_on_line", lambda _: self.has_snapshot)
+        monkeypatch.setattr(Mender, "restart", restart)
+        self._monkeypatch = monkeypatch
+        self._settings = settings
+
+    async def run(self, look: Callable[[bool], Seen]) -> Any:
+        async def given(_: Lookout, __: Any, ___: int, *, recovering: bool, **____: Any) -> Seen:
+            await asyncio.sleep(0.001)
+            return look(recovering)
+
+        self._monkeypatch.setattr(Lookout, "look", given)
+        return await Supervisor(
+            self._settings,
+            Workload(dataset=Path("/rows.jsonl")),
+            3,
+            JobWatch(self._settings),
+            self.chronicle,
+            lambda _: None,
+            lambda _: None,
+        ).run()
+
+
+@pytest.fixture
+def given(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Given:
+    return Given(settings, monkeypatch)
+
+
+def in_turn(given: Given, looks: Iterator[Seen]) -> Callable[[bool], Seen]:
+    """The next look once what the last one led to is over."""
+    return lambda recovering: seen(recovering=True, newest=4) if recovering else next(looks)
+
+
+async def test_a_loss_is_answered_by_a_restore_that_replaces(given: Given) -> None:
+    await given.run(in_turn(given, iter([WELL, LOST, FINISHED])))
+    assert [(b["replace"], b["fresh"]) for b in given.began] == [(True, False)]
+    assert given.started == [("what is missing",)]
+    assert given.chronicle.restores == 1
+    assert given.chronicle.reasons == ["counter is gone"]
+    assert given.told[0] == "counter is gone: bringing the job back now"
+    assert given.told[-1].startswith("restored snapshot_000007 as incarnation 9")
+
+
+async def test_without_a_snapshot_it_starts_over_and_says_so(given: Given) -> None:
+    given.has_snapshot = False
+    await given.run(in_turn(given, iter([LOST, FINISHED])))
+    assert given.began[0]["fresh"] is True
+    assert "there is no snapshot: starting over, as a new line" in given.told
+    assert [event.what for event in given.chronicle.events] == ["started_over"]
+
+
+async def test_a_recovery_that_fails_is_tried_again_after_a_printed_wait(given: Given) -> None:
+    given.outcomes = [NotRunning("no Temporal"), NotRunning("no Temporal")]
+    await given.run(in_turn(given, iter([LOST, LOST, LOST, FINISHED])))
+    assert len(given.began) == 3
+    waits = [line.rpartition(" back ")[2] for line in given.told if "bringing" in line]
+    assert waits == ["now", "in 0.001 s", "in 0.002 s"]
+    assert given.chronicle.restores == 1
+
+
+async def test_recoveries_that_get_nowhere_end_at_last(given: Given) -> None:
+    given.outcomes = [NotRunning("no Temporal")] * (GIVE_UP_AFTER + 1)
+    with pytest.raises(GivenUp, match="got nowhere"):
+        await given.run(lambda recovering: seen(recovering=True) if recovering else LOST)
+    assert len(given.began) == GIVE_UP_AFTER
+
+
+async def test_what_no_repetition_mends_is_not_repeated(given: Given) -> None:
+    given.outcomes = [WorkflowFailed("no_snapshot", "none is usable", "demo/restore/1")]
+    with pytest.raises(GivenUp, match="none is usable"):
+        await given.run(lambda recovering: seen(recovering=True) if recovering else LOST)
+    assert len(given.began) == 1
+
+
+async def test_a_process_without_state_is_started_under_the_live_job(given: Given) -> None:
+    looks = iter([seen(gone={"worker_1"}), WELL, WELL, WELL, FINISHED])
+    await given.run(lambda _: next(looks))
+    assert given.began == []
+    assert given.started == [("worker_1",)]
+    assert (given.chronicle.restarts, given.chronicle.restores) == (1, 0)
+
+
+async def test_a_second_loss_during_a_recovery_begins_it_again(
+    given: Given, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging = asyncio.Event()
+    begin = job_runs.begin
+
+    async def begin_once_more(*words: Any, **options: Any) -> job_runs.Begun:
+        if not hanging.is_set():
+            hanging.set()
+            await asyncio.Event().wait()
+        return await begin(*words, **options)
+
+    monkeypatch.setattr(job_runs, "begin", begin_once_more)
+    lost_again = False
+
+    def look(recovering: bool) -> Seen:
+        nonlocal lost_again
+        if not recovering:
+            return FINISHED if given.began else LOST
+        if hanging.is_set() and not lost_again:
+            lost_again = True
+            return seen(recovering=True, gone={"simple_agent"})
+        return seen(recovering=True)
+
+    await given.run(look)
+    assert given.chronicle.restores == 1
+    assert given.chronicle.reasons == ["counter is gone", "simple_agent is gone"]
+
+
+async def test_a_stack_that_was_stopped_ends_the_supervision(given: Given) -> None:
+    with pytest.raises(Stopped, match="turnpoint down"):
+        await given.run(lambda _: seen(stopped=True, gone=GYM))
+    assert given.began == []
+
+
+async def test_the_log_has_one_json_line_for_each_thing_told(
+    given: Given, settings: Settings
+) -> None:
+    await given.run(in_turn(given, iter([LOST, FINISHED])))
+    log = (settings.state_dir / "logs" / "supervisor.log").read_text().splitlines()
+    lines = [json.loads(line) for line in log]
+    assert [line["message"] for line in lines] == given.told
+    assert lines[0]["event"] == "lost"
+    assert lines[0]["reasons"] == ["counter is gone"]
+
+
+def test_the_backoff_starts_at_once_doubles_and_is_bounded() -> None:
+    assert [backoff_s(n) for n in (1, 2, 3, 4, 7, 50)] == [0, 1, 2, 4, 30, 30]

@@ -1,0 +1,110 @@
+"""What a supervisor noticed and did: a line each on the terminal, in a log, and in the summary.
+
+The log is `<state_dir>/logs/supervisor.log` (`turnpoint logs supervisor`), one JSON object a
+line. Nothing of a rollout is in it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+LOG_NAME = "supervisor"
+
+
+class Event(BaseModel):
+    """One thing that was noticed and answered."""
+
+    model_config = ConfigDict(frozen=True)
+
+    ts: float
+    """Seconds since the epoch."""
+    what: Literal["restored", "started_over", "restarted", "failed_try", "adopted"]
+    reasons: list[str] = []
+    processes: list[str] = []
+    """Started again, where no restore was needed."""
+    incarnation: int | None = None
+    snapshot: str | None = None
+    took_s: float | None = None
+
+
+class LastSave(BaseModel):
+    """What came of the save that a SIGTERM asked for."""
+
+    model_config = ConfigDict(frozen=True)
+
+    outcome: Literal["published", "unchanged", "none", "not_finished", "failed"]
+    snapshot: str | None = None
+    """The newest there is, if the job was saved or needed no save."""
+    reason: str | None = None
+
+
+class Summary(BaseModel):
+    """How `turnpoint run` ended, for scripts."""
+
+    model_config = ConfigDict(frozen=True)
+
+    job_id: str
+    incarnation: int
+    state: str
+    """The controller's last word, `terminated` (SIGTERM), `stopped` or `given_up`."""
+    reason: str | None = None
+    rollouts_total: int = 0
+    finished: int = 0
+    failed: int = 0
+    restores: int = 0
+    """Times that the job was brought back, from a snapshot or from its start."""
+    restarts: int = 0
+    """Processes without state that were started again under the live job."""
+    reasons: list[str] = []
+    """Why, in order; one for each loss."""
+    events: list[Event] = []
+    last_save: LastSave | None = None
+
+
+class Chronicle:
+    """Writes down what happens.
+
+    Args:
+        folder: Folder of the logs.
+        say: Prints one line for a person.
+    """
+
+    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
+        """Nothing has happened yet."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._log = folder / f"{LOG_NAME}.log"
+        self._say = say
+        self.events: list[Event] = []
+
+    def tell(self, event: str, text: str, **fields: object) -> None:
+        """One line for whoever looks on, and in the log."""
+        self._say(text)
+        line = {"ts": time.time(), "level": "info", "server": LOG_NAME, "event": event}
+        with self._log.open("a") as log:
+            log.write(json.dumps({**line, "message": text, **fields}, default=str) + "\n")
+
+    def note(self, event: Event) -> None:
+        """Keep it for the summary."""
+        self.events.append(event)
+
+    @property
+    def restores(self) -> int:
+        """Times that the job was brought back."""
+        return sum(event.what in ("restored", "started_over") for event in self.events)
+
+    @property
+    def restarts(self) -> int:
+        """Processes that were started again under the live job."""
+        return sum(len(event.processes) for event in self.events if event.what == "restarted")
+
+    @property
+    def reasons(self) -> list[str]:
+        """What was lost, in order."""
+        lost = [event for event in self.events if event.what != "failed_try"]
+        return [reason for event in lost for reason in event.reasons]

@@ -1,0 +1,40 @@
+"""What a look into Ray shows of a job, as `workers.ray_child` prints it."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+from rl.messages import ControllerStatus, JoinedServer
+
+CLAIMED = "claimed"
+"""The line that tells of a claimed incarnation; a line from the other side answers it."""
+
+
+class JobSighting(BaseModel):
+    """One look at the cluster."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    at: float
+    """When the look began, on the machine's monotonic clock."""
+    reachable: bool
+    """Whether the cluster answers."""
+    silent: bool = False
+    """There is a controller, and it does not answer."""
+    controller: ControllerStatus | None = None
+    """None: there is none (or it is silent)."""
+    servers: list[JoinedServer] = []
+    """The Gym servers as they joined the controller's incarnation."""
+    actors: list[str] = []
+    """Names of the job's actors that live or are being restarted by Ray."""
+
+
+class FreshStart(BaseModel):
+    """Answer of `ray_child start-fresh`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    incarnation: int | None = None
+    code: str | None = None
+    """Stable code of the error that it ended with."""
+    message: str | None = None

@@ -1,0 +1,63 @@
+"""The save that a SIGTERM to `turnpoint run` asks for: a preemption notice.
+
+Guarantees: it returns within the grace period and says what came of it. A save that has not
+ended by then goes on as a workflow, for as long as the machine does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from activities.contract import SaveInput, SaveOutcome
+from gym.protocol import TurnpointError
+from rl.snapshot_folder import SnapshotFolder
+from workers import job_runs
+from workers.chronicle import LastSave
+from workers.errors import WorkerRoomError
+from workers.settings import Settings
+from workers.workflow_runs import Shown
+
+_PAUSE_S = 0.3
+_PASSING = {"checkpoint_running", "data_plane_busy", "weights_syncing", "restore_not_finished"}
+"""Refusals that pass by themselves: a save that runs is waited for."""
+
+
+async def last_save(settings: Settings, grace_s: float, shown: Shown) -> LastSave:
+    """Save once more, within `grace_s` seconds; never raises for a save that fails."""
+    if grace_s <= 0:
+        return LastSave(outcome="none", reason="no time was granted for it (--grace-s)")
+    try:
+        async with asyncio.timeout(grace_s):
+            return await _saved(settings, shown)
+    except TimeoutError:
+        return LastSave(
+            outcome="not_finished",
+            snapshot=_newest(settings),
+            reason=f"it has not ended within {grace_s:g} s; it goes on in Temporal",
+        )
+
+
+async def _saved(settings: Settings, shown: Shown) -> LastSave:
+    while True:
+        try:
+            result = await job_runs.save(settings, SaveInput(job_id=settings.job_id), shown)
+        except (WorkerRoomError, TurnpointError) as error:
+            code = error.reason if isinstance(error, job_runs.NotNow) else error.code
+            if code in _PASSING:
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            if code == "unchanged":
+                return LastSave(
+                    outcome="unchanged",
+                    snapshot=_newest(settings),
+                    reason="nothing has changed since the newest snapshot",
+                )
+            return LastSave(outcome="failed", snapshot=_newest(settings), reason=str(error))
+        if result.outcome is SaveOutcome.PUBLISHED:
+            return LastSave(outcome="published", snapshot=result.snapshot)
+        return LastSave(outcome="none", snapshot=_newest(settings), reason=result.reason)
+
+
+def _newest(settings: Settings) -> str | None:
+    snapshots = SnapshotFolder(settings.job_config()).snapshots()
+    return snapshots[0] if snapshots else None
