@@ -21,7 +21,7 @@ LOCKS := requirements.lock requirements-dev.lock
 INSTALLED := $(VENV)/.installed
 CODE := activities gym rl workers workflows
 
-.PHONY: install check test test-real twin test-all demo clean help
+.PHONY: install check test test-real test-long twin test-all demo clean help
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 
@@ -50,7 +50,7 @@ demo: install ## The whole story: save, kill everything, restore, go on. KEEP=1 
 	DEMO_POLICY=$(DEMO_POLICY) KEEP=$(KEEP) $(BIN)/python -m workers.demo
 
 test-real: install ## Tests on real processes; those about the demo read its last report.
-	$(BIN)/python -m pytest -q -m "real or vllm" $(TESTS)
+	$(BIN)/python -m pytest -q -m "(real or vllm) and not long" $(TESTS)
 
 test: check demo test-real ## What CI runs: at most 30 minutes with the install.
 

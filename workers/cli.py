@@ -19,6 +19,7 @@ import sys
 from collections.abc import Sequence
 
 import typer
+from pydantic import ValidationError
 
 from gym.protocol import TurnpointError
 from workers import cli_job, cli_run, cli_snapshots, cli_stack
@@ -69,6 +70,11 @@ def run(arguments: Sequence[str]) -> int:
         if code == EXIT_INTERRUPTED:
             raise typer.Abort
         return code if isinstance(code, int) else EXIT_OK
+    except ValidationError as error:
+        # The models of workflow inputs are checked here as well as in the workflow.
+        wrong = [f"{item['loc'][-1]}: {item['msg']}" for item in error.errors() if item["loc"]]
+        output.error("usage", f"{'; '.join(wrong)}; see `--help`")
+        return EXIT_USAGE
     except typer.TyperException as error:
         output.error("usage", f"{error.format_message().rstrip('.')}; see `--help`")
         return EXIT_USAGE

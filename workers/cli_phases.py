@@ -54,8 +54,10 @@ class Phases:
 
 
 def restored(result: RestoreResult) -> str:
-    """One line about a restore."""
-    return (
+    """What a restore has done; every newer snapshot that was not usable is named first."""
+    lines = [f"SKIPPED {reason}" for reason in result.skipped]
+    lines.append(
         f"restored {result.snapshot} as incarnation {result.incarnation}: "
         f"{len(result.continued)} unfinished rollouts, {result.finished_rollouts} finished"
     )
+    return "\n".join(lines)

@@ -99,7 +99,8 @@ def status(
     running = stack.status()
     record = stack.record()
     assert record is not None  # status() has read it
-    view = look_at_job(settings, with_controller=running.get("ray", True))
+    # Without a cluster that answers there is no controller to ask.
+    view = look_at_job(settings, with_controller=running.get("ray", bool(running)))
     body = {**_shown_record(record), "running": running, "job": view.model_dump(mode="json")}
     output.result(body, _processes_table(record, running))
     output.line(view.sentence())

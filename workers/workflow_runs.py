@@ -6,6 +6,7 @@ Leaving (Ctrl-C) ends only the looking on: the workflow goes on, and Temporal ke
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
@@ -28,12 +29,14 @@ from temporalio.exceptions import (
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.contract import TASK_QUEUE, Progress
-from workers.errors import Refused, WorkerRoomError
+from workers.errors import NotRunning, Refused, WorkerRoomError
 
 Result = TypeVar("Result", bound=BaseModel)
 Shown = Callable[[Progress], None]
 
 LOOK_EVERY_S = 0.2
+SILENCE_LIMIT_S = 60.0
+"""A worker that was killed is replaced within seconds; nobody waits longer without a word."""
 QUERY_LIMIT = timedelta(seconds=2)
 
 
@@ -83,10 +86,18 @@ async def follow(
         WorkflowFailed: It failed, was cancelled or terminated.
     """
     ending = asyncio.create_task(handle.result())
+    silent_since = time.monotonic()
     try:
         while not ending.done():
             await asyncio.wait({ending}, timeout=LOOK_EVERY_S)
-            await _look(handle, shown)
+            if await _look(handle, shown):
+                silent_since = time.monotonic()
+            elif time.monotonic() - silent_since > SILENCE_LIMIT_S:
+                raise NotRunning(
+                    f"no worker has answered for {SILENCE_LIMIT_S:.0f} s about workflow "
+                    f"{handle.id}, which goes on by itself once one does; look at `turnpoint "
+                    "status` and `turnpoint logs worker_1`"
+                )
         return result_type.model_validate(ending.result())
     except WorkflowFailureError as error:
         raise _failed(error, handle.id) from None
@@ -94,11 +105,13 @@ async def follow(
         ending.cancel()
 
 
-async def _look(handle: WorkflowHandle[Any, Any], shown: Shown) -> None:
+async def _look(handle: WorkflowHandle[Any, Any], shown: Shown) -> bool:
+    """Show where a workflow stands; False if no worker has it at this moment."""
     try:
         shown(await handle.query("progress", result_type=Progress, rpc_timeout=QUERY_LIMIT))
     except (RPCError, WorkflowQueryFailedError, WorkflowQueryRejectedError):
-        return  # no worker has it at this moment: the result decides, this only looks on
+        return False  # the result decides, this only looks on
+    return True
 
 
 def _failed(error: WorkflowFailureError, id: str) -> WorkflowFailed:

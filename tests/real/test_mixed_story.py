@@ -28,7 +28,7 @@ from tests.gym.test_gymnasium_agent import rows_of
 from tests.gym.test_several_resources import OFFERED
 from tests.real.live import Live, wait_for
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(540)]
+pytestmark = [pytest.mark.real, pytest.mark.long, pytest.mark.timeout(540)]
 BASE = 29_300
 GENERATION_PORT = BASE + 90
 KINDS = {
