@@ -170,7 +170,13 @@ class Supervisor:
 
     async def _restart(self, name: str) -> None:
         """Start a process without state, again and again until it is ready."""
-        await self._mended(name, lambda: self._mender.restart(name, grace_s=0))
+
+        async def start() -> None:
+            # A recovery of the whole job may have started it meanwhile.
+            if name in await asyncio.to_thread(self._mender.stack.gone):
+                await self._mender.restart(name, grace_s=0)
+
+        await self._mended(name, start)
 
     async def _revive(self, actors: tuple[str, ...]) -> None:
         await self._mended(
@@ -210,9 +216,6 @@ class Supervisor:
     def _begin_recovery(self, deed: Recover, seen: Seen) -> None:
         if self._recovering is not None and not self._recovering.done():
             self._recovering.cancel()  # what it waits for will not come
-        for task in self._mending.values():
-            task.cancel()
-        self._mending.clear()
         self._in_a_row += 1
         self._lost |= dict.fromkeys(deed.reasons)
         why = "; ".join(deed.reasons)

@@ -20,6 +20,7 @@ from workers.lookout import Lookout
 from workers.mending import Mender
 from workers.ray_side import JobWatch
 from workers.settings import Settings, load_settings
+from workers.stack import Stack
 from workers.supervision import Seen
 from workers.supervisor import GIVE_UP_AFTER, GivenUp, Supervisor, backoff_s
 from workers.workflow_runs import WorkflowFailed
@@ -73,6 +74,7 @@ class Given:
         monkeypatch.setattr(job_runs, "begin", begin)
         monkeypatch.setattr(job_runs, "has_snapshot_on_line", lambda _: self.has_snapshot)
         monkeypatch.setattr(Mender, "restart", restart)
+        monkeypatch.setattr(Stack, "gone", lambda _: {"worker_1"})
         self._monkeypatch = monkeypatch
         self._settings = settings
 
