@@ -16,8 +16,9 @@ from activities.job import JobActivities
 from gym.client import GymClient
 from gym.protocol import DeadlineExceeded
 from rl import incarnations, job
-from rl.errors import JobAlive, Superseded
+from rl.errors import JobAlive, NoSnapshot, Superseded
 from rl.messages import ControllerStatus, JobConfig
+from rl.snapshot_folder import SnapshotFolder
 from tests.rl.folder_cases import config_of
 from tests.workers.test_supervision import status
 
@@ -35,7 +36,10 @@ class Cluster:
             raise self.controller
         return self.controller
 
-    async def kill_actors(self) -> list[str]:
+    async def actors(self) -> list[Any]:
+        return []
+
+    async def kill_actors(self, _: list[Any]) -> list[str]:
         assert incarnations.owned_by(self.config.job_folder, "run-x"), "killed before the claim"
         self.done.append("kill_actors")
         return []
@@ -60,8 +64,14 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     async def paused(*_: Any) -> bool:
         return False
 
+    async def proven(*_: Any) -> None:
+        return None
+
     monkeypatch.setattr(job, "alive", found.alive)
+    monkeypatch.setattr(job, "actors", found.actors)
     monkeypatch.setattr(job, "kill_actors", found.kill_actors)
+    monkeypatch.setattr(job_activities, "prove", proven)
+    monkeypatch.setattr(SnapshotFolder, "candidates", lambda *_: ["snapshot_000001"])
     monkeypatch.setattr(job_activities, "pause_for_restore", paused)
     monkeypatch.setattr(job_activities, "driving", _not_driven)
     return found
@@ -124,4 +134,16 @@ async def test_a_silent_controller_is_no_reason_to_claim_without_replace(cluster
     cluster.controller = DeadlineExceeded("no answer")
     with pytest.raises(DeadlineExceeded):
         await cluster.claim(replace=False)
+    assert incarnations.newest(cluster.config.job_folder) == 1
+
+
+async def test_a_restore_of_nothing_touches_nothing(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that has finished must not be lost to a restore that cannot succeed."""
+    monkeypatch.undo()
+    monkeypatch.setattr(job_activities, "driving", _not_driven)
+    with pytest.raises(NoSnapshot):
+        await cluster.claim(replace=True)
+    assert cluster.done == []
     assert incarnations.newest(cluster.config.job_folder) == 1
