@@ -51,13 +51,15 @@ def scripted_gym(incarnation: int, restored: dict[str, int]) -> Any:
             self.acknowledged: list[str] = []
             self.released: dict[str, asyncio.Event] = {}
             self.plane: Any = None
+            self.attaching = asyncio.Lock()
 
         async def _stage(self, rollout_id: str, attempt: int) -> None:
             from rl.training_rows import StagingRow
             from rl.transfer_queue import DataPlane
 
-            if self.plane is None:
-                self.plane = await DataPlane.attach()
+            async with self.attaching:  # runs come together; TransferQueue refuses two attaches
+                if self.plane is None:
+                    self.plane = await DataPlane.attach()
             number = self.calls.get(rollout_id, 0)
             suffix = f"-a{attempt}" if attempt else ""
             key = f"{self.incarnation}/{rollout_id}{suffix}/call-{number}"
