@@ -1,0 +1,88 @@
+"""The save that a SIGTERM asks for: it says what came of it, within the grace period."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from activities.contract import SaveOutcome, SaveResult
+from workers import job_runs
+from workers.job_runs import NotNow
+from workers.last_save import last_save
+from workers.settings import Settings, load_settings
+from workers.workflow_runs import WorkflowFailed
+
+PUBLISHED = SaveResult(outcome=SaveOutcome.PUBLISHED, checkpoint_id="c", snapshot="snapshot_000004")
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return load_settings(
+        state_dir=tmp_path,
+        servers=[{"name": "counter", "kind": "resource", "url": "http://127.0.0.1:1"}],
+        policy_url="http://127.0.0.1:1/v1",
+        generation_port=1,
+    )
+
+
+def saves(monkeypatch: pytest.MonkeyPatch, *outcomes: SaveResult | Exception | None) -> None:
+    """What the saves come to, one after the other; None never ends."""
+    left = list(outcomes)
+
+    async def save(*_: Any) -> SaveResult:
+        outcome = left.pop(0)
+        if outcome is None:
+            await asyncio.Event().wait()
+        if isinstance(outcome, Exception):
+            raise outcome
+        assert outcome is not None
+        return outcome
+
+    monkeypatch.setattr(job_runs, "save", save)
+
+
+async def test_a_save_that_publishes(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    saves(monkeypatch, PUBLISHED)
+    saved = await last_save(settings, 5, lambda _: None)
+    assert (saved.outcome, saved.snapshot) == ("published", "snapshot_000004")
+
+
+async def test_unchanged_is_fine(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    saves(monkeypatch, NotNow("unchanged", "nothing changed"))
+    assert (await last_save(settings, 5, lambda _: None)).outcome == "unchanged"
+
+
+async def test_a_save_that_runs_already_is_waited_for(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Break: take any refusal for the answer."""
+    saves(monkeypatch, NotNow("checkpoint_running", "one runs"), PUBLISHED)
+    assert (await last_save(settings, 5, lambda _: None)).outcome == "published"
+
+
+async def test_the_grace_period_is_kept(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saves(monkeypatch, None)
+    began = time.monotonic()
+    saved = await last_save(settings, 0.2, lambda _: None)
+    assert time.monotonic() - began < 2
+    assert saved.outcome == "not_finished"
+
+
+async def test_a_save_that_fails_says_why(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saves(monkeypatch, WorkflowFailed("deadline_exceeded", "counter is not ready", "demo/save/1"))
+    saved = await last_save(settings, 5, lambda _: None)
+    assert saved.outcome == "failed"
+    assert "counter is not ready" in (saved.reason or "")
+
+
+async def test_no_grace_no_save(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    saves(monkeypatch)
+    assert (await last_save(settings, 0, lambda _: None)).outcome == "none"
