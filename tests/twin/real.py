@@ -279,7 +279,11 @@ class Twin:
         return await self._start("RestoreSnapshot", "restore", RestoreInput(job_id=JOB))
 
     async def _restored_by(self, handle: WorkflowHandle[Any, Any]) -> None:
-        """Wait until the job is back; an older restore may have been the faster one."""
+        """Wait until the job is back.
+
+        Raises:
+            AssertionError: It failed; also `job_alive`, if an older restore was faster.
+        """
         try:
             found = await asyncio.wait_for(handle.result(), WORKFLOW_LIMIT_S)
         except WorkflowFailureError as error:

@@ -79,7 +79,7 @@ def test_the_results_of_one_layer_leave_the_other_alone(tmp_path: Path) -> None:
 
 
 async def test_crashes_at_any_await_change_nothing(tmp_path: Path) -> None:
-    """Break: forget a session's receipts on export, or seed an answer with the run number."""
+    """Break: import the counter plus one, or send no restored rollout again."""
     twin = in_process.Twin(tmp_path, seed=_seed(), points=IN_PROCESS_POINTS)
     outcome = await twin.run()
     assert outcome.points == IN_PROCESS_POINTS, f"seed {outcome.seed}"
