@@ -19,7 +19,7 @@ from activities.driving import Budget, driving
 from activities.errors import TypedFailures
 from tests.activities.drive_workflow import DriveOnce
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 LEASE_S = 0.6
 
 

@@ -23,7 +23,7 @@ PHASES = [
     "resume_restored",
     "start_pumps",
 ]
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 JOB = RestoreInput(job_id="demo")
 
 

@@ -13,7 +13,7 @@ from temporalio.exceptions import ApplicationError, CancelledError
 from activities.contract import SaveInput, SaveOutcome, SaveResult
 from tests.workflows.conftest import SAVE_PHASES, Bench
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 JOB = SaveInput(job_id="demo")
 UNTIL_PUBLISH = SAVE_PHASES[1:5]
 
