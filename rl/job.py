@@ -19,7 +19,7 @@ from gym.client import GymClient
 from gym.protocol import DeadlineExceeded, StaleIncarnation
 from rl import incarnations
 from rl.actors import attached, call
-from rl.data_plane_host import data_plane_host
+from rl.data_plane_host import STORAGE_ACTOR, data_plane_host
 from rl.errors import ActorLost, JobAlive
 from rl.fan_out import discover_and_join
 from rl.generation import generation_actor
@@ -62,6 +62,12 @@ async def alive(config: JobConfig) -> ControllerStatus | None:
     except ActorLost:
         return None
     return status
+
+
+def data_plane_actors(config: JobConfig) -> list[str]:
+    """Names of the actors that hold the data plane: losing one of them ends the live job."""
+    units = [STORAGE_ACTOR.format(number) for number in range(config.storage_units)]
+    return [DATA_PLANE_HOST, f"{_TRANSFER_QUEUE}Controller", *units]
 
 
 async def named_actors() -> list[str]:

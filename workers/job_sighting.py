@@ -27,6 +27,8 @@ class JobSighting(BaseModel):
     """The Gym servers as they joined the controller's incarnation."""
     actors: list[str] = []
     """Names of the job's actors that live or are being restarted by Ray."""
+    missing: list[str] = []
+    """Names of those that hold the data plane and are not among them."""
 
 
 class FreshStart(BaseModel):

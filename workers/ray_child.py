@@ -74,10 +74,15 @@ async def look(
         return JobSighting(at=at, reachable=True), None
     except DeadlineExceeded:
         return JobSighting(at=at, reachable=True, silent=True), joined
-    return (
-        JobSighting(at=at, reachable=True, controller=status, servers=joined[1], actors=actors),
-        joined,
+    seen = JobSighting(
+        at=at,
+        reachable=True,
+        controller=status,
+        servers=joined[1],
+        actors=actors,
+        missing=[name for name in job.data_plane_actors(config) if name not in actors],
     )
+    return seen, joined
 
 
 async def start_fresh(settings: Settings, *, replace: bool) -> FreshStart:

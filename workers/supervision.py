@@ -3,8 +3,8 @@
 - `End`: the job has finished. `Leave`: the stack was ended with `turnpoint down`.
 - Another incarnation was claimed: `Adopt` it if it lives, `Wait` while somebody works on it,
   `Recover` if nobody does.
-- `Recover` (the whole job is restored): Ray, a Gym server, the controller or TransferQueue's host
-  is gone or another instance; the job has failed; the controller stays silent.
+- `Recover` (the whole job is restored): Ray, a Gym server, the controller or an actor of the
+  data plane is gone or another instance; the job has failed; the controller stays silent.
 - `Restart`: a worker, Temporal or the policy is gone. `Revive`: the generation endpoint's or the
   NemoGym actor is. The job goes on meanwhile.
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from rl.messages import DATA_PLANE_HOST, GENERATION, NEMO_GYM, ControllerStatus
+from rl.messages import GENERATION, NEMO_GYM, ControllerStatus
 from workers.job_sighting import JobSighting
 
 RAY = "ray"
@@ -157,8 +157,8 @@ def _losses(seen: Seen) -> Iterator[str]:
         return
     if status.state != "running":
         yield f"the job is {status.state}" + (f" ({status.reason})" if status.reason else "")
-    if DATA_PLANE_HOST not in seen.job.actors:
-        yield "TransferQueue's host is gone"
+    for name in seen.job.missing:
+        yield f"{name} is gone"
     for server in seen.job.servers:
         answers = seen.answering.get(server.name)
         is_gone = server.name in seen.gone

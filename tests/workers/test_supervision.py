@@ -126,8 +126,8 @@ def test_the_loss_of_everything_names_what_held_state() -> None:
             "the job is failed (data_plane_lost)",
         ),
         (
-            sighting(status(), actors=[SINGLE_CONTROLLER, NEMO_GYM, GENERATION]),
-            "TransferQueue's host is gone",
+            sighting(status(), missing=["TransferQueueStorageUnit#0"]),
+            "TransferQueueStorageUnit#0 is gone",
         ),
     ],
 )
