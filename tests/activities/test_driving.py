@@ -105,6 +105,22 @@ async def test_nothing_is_renewed_and_the_body_ends_once_the_workflow_is_termina
     assert late == []
 
 
+async def test_nothing_is_renewed_while_temporal_does_not_answer(
+    temporal: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 3. Break: renew whether or not the heartbeat was answered."""
+
+    async def out_of_reach(_: object) -> bool:
+        return False
+
+    monkeypatch.setattr("activities.driving._proven", out_of_reach)
+    driven = Driven(temporal, lambda _: sleep_for(0.8))
+    handle, worker = await start(temporal, driven)
+    async with worker:
+        await handle.result()
+    assert driven.renewals == []
+
+
 async def test_a_lease_that_has_ended_ends_the_activity_with_a_typed_failure(
     temporal: Client,
 ) -> None:
