@@ -21,7 +21,7 @@ from rl import incarnations
 from tests.real.live import AGENT, RESOURCE, TURNPOINT, Live, environment, wait_for
 from workers.processes import names_left
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.real, pytest.mark.long, pytest.mark.timeout(420)]
 ROLLOUTS = 5
 TURNS = 36
 OPTIONS = {

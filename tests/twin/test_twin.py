@@ -86,6 +86,7 @@ async def test_crashes_at_any_await_change_nothing(tmp_path: Path) -> None:
     assert outcome.differences == [], f"seed {outcome.seed}"
 
 
+@pytest.mark.long
 @pytest.mark.real
 @pytest.mark.timeout(420)
 async def test_crashes_of_real_processes_change_nothing(tmp_path: Path) -> None:
