@@ -38,6 +38,8 @@ from gym.protocol import (
 )
 from tests.gym.parts import checkpoint_folder
 
+pytestmark = pytest.mark.real
+
 ROW = {"initial_count": 3, "expected_count": 6, "responses_create_params": {"input": "add"}}
 NAME = "counter"
 

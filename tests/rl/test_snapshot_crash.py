@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from gym.protocol import WrittenFile
 from rl.errors import Unpublished
 from rl.manifest import SnapshotManifest
@@ -20,6 +22,8 @@ from tests.rl.folder_cases import (
     start_job,
     write_files,
 )
+
+pytestmark = pytest.mark.real
 
 
 class Case:
