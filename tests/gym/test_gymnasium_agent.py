@@ -33,6 +33,8 @@ from tests.gym.fake_generation import FakeGeneration
 from tests.gym.fleet import MODEL, Fleet, fleet_of
 from tests.gym.scripted_generation import ScriptedGeneration
 
+pytestmark = pytest.mark.real
+
 AGENT, ENVIRONMENT = "gymnasium_agent", "gymnasium"
 PORTS = range(29_300, 29_600)
 EXAMPLES = Path(__file__).parents[2] / "examples" / "gymnasium"

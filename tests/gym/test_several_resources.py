@@ -36,6 +36,8 @@ from rl.messages import JoinedServer
 from tests.gym.fleet import AGENT, COUNTER, MODEL, Fleet, Make, fleet_of
 from tests.gym.scripted_generation import ScriptedGeneration
 
+pytestmark = pytest.mark.real
+
 PORTS = range(29_300, 29_600)
 WEATHER, DICE, ESSAY, JUDGE = "weather", "dice", "essay", "judge"
 TOOLS = {

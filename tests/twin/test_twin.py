@@ -78,6 +78,7 @@ def test_the_results_of_one_layer_leave_the_other_alone(tmp_path: Path) -> None:
     assert found["runs"]["real"]["command"] == "python -m tests.twin.real --seed 1 --points 100"
 
 
+@pytest.mark.real
 async def test_crashes_at_any_await_change_nothing(tmp_path: Path) -> None:
     """Break: import the counter plus one, or send no restored rollout again."""
     twin = in_process.Twin(tmp_path, seed=_seed(), points=IN_PROCESS_POINTS)
