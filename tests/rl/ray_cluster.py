@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count, takewhile
 from pathlib import Path
 
 import psutil
@@ -25,12 +26,17 @@ REPO = Path(__file__).resolve().parents[2]
 MARK = "TURNPOINT_TEST_CLUSTER"
 START_LIMIT_S = 60
 FIRST_PORT, LAST_PORT = 23_200, 23_999
+_ports = count(FIRST_PORT)
 
 
-def free_ports(count: int) -> list[int]:
-    """Loopback ports of this suite's range that nothing listens on now."""
+def free_ports(wanted: int) -> list[int]:
+    """Loopback ports of this suite's range that nothing listens on now.
+
+    A port is given once: Ray's agent listens on its own seconds after the cluster was joined, and
+    a raylet whose agent finds its port taken ends, and every driver's process with it, silently.
+    """
     found: list[int] = []
-    for port in range(FIRST_PORT, LAST_PORT):
+    for port in takewhile(lambda port: port < LAST_PORT, _ports):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -38,9 +44,9 @@ def free_ports(count: int) -> list[int]:
             except OSError:
                 continue
         found.append(port)
-        if len(found) == count:
+        if len(found) == wanted:
             return found
-    raise RuntimeError(f"fewer than {count} free ports from {FIRST_PORT} to {LAST_PORT}")
+    raise RuntimeError(f"fewer than {wanted} ports left from {FIRST_PORT} to {LAST_PORT}")
 
 
 @contextmanager
