@@ -32,9 +32,10 @@ from gym.client import GymClient
 from gym.protocol import DeadlineExceeded, NotReady, WrittenFile
 from rl.actors import call
 from rl.errors import ActorLost
-from rl.fan_out import discover_and_join, resume_servers
 from rl.incarnations import record_origin
+from rl.joining import discover_and_join
 from rl.messages import NEMO_GYM, SINGLE_CONTROLLER, JobConfig, JoinedServer, ServerReport
+from rl.save_phases import resume_servers
 
 RESUME_LIMIT_S = 20.0
 UNREACHABLE_S = 2.0

@@ -35,8 +35,8 @@ from gym.protocol import DeadlineExceeded
 from rl import incarnations, job
 from rl.actors import call
 from rl.errors import JobAlive
-from rl.fan_out import reset_servers
 from rl.messages import DATA_PLANE_HOST, SINGLE_CONTROLLER, JobConfig
+from rl.restore_phases import reset_servers
 from rl.snapshot_folder import SnapshotFolder
 
 _ALIVE = ("running",)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 from gym.protocol import CheckpointConflict, InvalidPhase, WrittenFile
 from rl.checkpoint import CheckpointDesk
@@ -24,7 +23,6 @@ from rl.messages import (
     JobConfig,
     JoinedServer,
     StartAnswer,
-    Topology,
     Workload,
 )
 from rl.recovery_ledger import RecoveryLedger
@@ -32,7 +30,6 @@ from rl.replay_index import ReplayIndex
 from rl.restoring import Restoring
 from rl.rollout_pump import RolloutPump
 from rl.saves import LastSnapshot
-from rl.topology import topology_of
 
 
 class Controller:
@@ -153,24 +150,6 @@ class Controller:
     def servers(self) -> list[JoinedServer]:
         """The servers of the job, as they joined; a NemoGym actor that came back asks for them."""
         return self.job.servers
-
-    def topology(self) -> Topology:
-        """What a snapshot of this job demands of a fleet."""
-        return topology_of(self.job.config, self.job.servers, self.job.loader.semantic)
-
-    def rollouts(self) -> list[dict[str, Any]]:
-        """One entry per rollout, for tables."""
-        return [
-            {
-                "rollout_id": record.rollout_id,
-                "attempt_index": record.run.attempt_index,
-                "state": record.run.state.value,
-                "agent": record.agent,
-                "reward": record.reward,
-                "failure": record.run.failure,
-            }
-            for record in self.job.ledger.copy().values()
-        ]
 
 
 def not_started(config: JobConfig, incarnation: int) -> ControllerStatus:

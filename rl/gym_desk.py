@@ -19,7 +19,7 @@ from gym.protocol import (
     Status,
     WrittenFile,
 )
-from rl import fan_out
+from rl import restore_phases, save_phases
 from rl.errors import InventoryMismatch
 from rl.fleet import Answered, Fleet, report
 from rl.gym_runs import Runs
@@ -49,17 +49,17 @@ class GymDesk:
         self._restored: tuple[str, Inventory] | None = None
 
     async def prepare(self, checkpoint_id: str, budget_s: float, lease_s: float) -> PrepareAnswers:
-        """See `fan_out.prepare`; the call proves that somebody drives the save for `lease_s`."""
+        """See `save_phases.prepare`; the call proves a driver of the save for `lease_s`."""
         self._driven = (checkpoint_id, time.monotonic() + lease_s)
-        answers = await fan_out.prepare(
+        answers = await save_phases.prepare(
             self._fleet, checkpoint_id, budget_s, lambda: self._driven_s(checkpoint_id)
         )
         self._prepared = checkpoint_id
         return answers
 
     async def commit(self, checkpoint_id: str, budget_s: float, folder: Path) -> CommitAnswers:
-        """See `fan_out.commit`; keeps what the servers said they hold, for `inventory`."""
-        answered = await fan_out.commit(
+        """See `save_phases.commit`; keeps what the servers said they hold, for `inventory`."""
+        answered = await save_phases.commit(
             self._fleet, checkpoint_id, budget_s, folder, lambda: self._driven_s(checkpoint_id)
         )
         inventory = await self._inventory(answered)
@@ -84,8 +84,8 @@ class GymDesk:
         return self._committed[1]
 
     async def confirm_held(self, checkpoint_id: str) -> list[ServerReport]:
-        """See `fan_out.confirm_held`."""
-        return await fan_out.confirm_held(self._fleet, checkpoint_id)
+        """See `save_phases.confirm_held`."""
+        return await save_phases.confirm_held(self._fleet, checkpoint_id)
 
     async def renew(self, checkpoint_id: str, lease_s: float) -> bool:
         """Extend every server's lease, one try.
@@ -95,7 +95,7 @@ class GymDesk:
             kinds do not have it yet, whether any does.
         """
         self._driven = (checkpoint_id, time.monotonic() + lease_s)
-        held = await fan_out.renew(self._fleet, checkpoint_id, lease_s)
+        held = await save_phases.renew(self._fleet, checkpoint_id, lease_s)
         if self._prepared != checkpoint_id:
             return bool(held)
         return held == {server.name for server in self._fleet.controlled}
@@ -113,8 +113,8 @@ class GymDesk:
         return left_s
 
     async def resume(self, checkpoint_id: str, unreachable_s: float) -> list[ServerReport]:
-        """See `fan_out.resume_servers`."""
-        return await fan_out.resume_servers(
+        """See `save_phases.resume_servers`."""
+        return await save_phases.resume_servers(
             self._fleet.client,
             self._fleet.servers,
             self._fleet.incarnation,
@@ -129,8 +129,8 @@ class GymDesk:
         folder: Path,
         files: Sequence[WrittenFile],
     ) -> list[ServerReport]:
-        """See `fan_out.restore`; keeps what the servers said they hold."""
-        answered = await fan_out.restore(
+        """See `restore_phases.restore`; keeps what the servers said they hold."""
+        answered = await restore_phases.restore(
             self._fleet, restore_id, source_checkpoint_id, folder, files
         )
         self._restored = (restore_id, await self._inventory(answered))
@@ -146,24 +146,17 @@ class GymDesk:
             raise StaleCheckpoint("nothing was restored here under this id")
         return self._restored[1]
 
-    async def reset(self, restore_id: str) -> list[ServerReport]:
-        """See `fan_out.reset_servers`."""
-        self._restored = None
-        return await fan_out.reset_servers(
-            self._fleet.client, self._fleet.servers, self._fleet.incarnation, restore_id
-        )
-
     async def discard(self, restore_id: str, rollout_ids: Sequence[str]) -> None:
-        """See `fan_out.discard`."""
-        await fan_out.discard(self._fleet, restore_id, rollout_ids)
+        """See `restore_phases.discard`."""
+        await restore_phases.discard(self._fleet, restore_id, rollout_ids)
 
     async def resume_restored(self, restore_id: str) -> list[ServerReport]:
-        """See `fan_out.resume_restored`."""
-        return await fan_out.resume_restored(self._fleet, restore_id)
+        """See `restore_phases.resume_restored`."""
+        return await restore_phases.resume_restored(self._fleet, restore_id)
 
     async def status(self) -> list[Status]:
-        """See `fan_out.statuses`."""
-        return await fan_out.statuses(self._fleet)
+        """See `save_phases.statuses`."""
+        return await save_phases.statuses(self._fleet)
 
     async def _inventory(
         self, answered: Sequence[Answered[CommitAnswer]] | Sequence[Answered[RestoreAnswer]]
@@ -171,7 +164,7 @@ class GymDesk:
         agents = self._fleet.of(Kind.AGENT)
         counted = {
             status.server: status.counts.running + status.counts.parked
-            for status in await fan_out.statuses(self._fleet, agents)
+            for status in await save_phases.statuses(self._fleet, agents)
         }
         silent = [agent.name for agent in agents if agent.name not in counted]
         if silent:

@@ -54,11 +54,6 @@ def newest(job_folder: Path) -> int:
     return max(_numbers(job_folder, _CLAIM), default=0)
 
 
-def is_newest(job_folder: Path, incarnation: int) -> bool:
-    """Whether nobody has claimed a newer incarnation yet."""
-    return newest(job_folder) == incarnation
-
-
 def demand_newest(job_folder: Path, incarnation: int) -> None:
     """Raise `Superseded` unless `incarnation` is the newest."""
     found = newest(job_folder)

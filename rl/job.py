@@ -21,8 +21,8 @@ from rl import incarnations
 from rl.actors import attached, call
 from rl.data_plane_host import STORAGE_ACTOR, data_plane_host
 from rl.errors import ActorLost, JobAlive
-from rl.fan_out import discover_and_join
 from rl.generation import generation_actor
+from rl.joining import discover_and_join
 from rl.loader import Loader
 from rl.messages import (
     DATA_PLANE_HOST,

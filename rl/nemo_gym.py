@@ -23,7 +23,6 @@ from gym.logs import configure_logging
 from gym.protocol import StaleIncarnation, Status, WrittenFile
 from rl.actors import call
 from rl.errors import ActorLost, ControllerLost, ServerUnfit
-from rl.fan_out import UNREACHABLE_S
 from rl.fleet import Fleet
 from rl.gym_desk import GymDesk
 from rl.messages import (
@@ -38,6 +37,7 @@ from rl.messages import (
     RunResult,
     ServerReport,
 )
+from rl.save_phases import UNREACHABLE_S
 
 T = TypeVar("T")
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])
@@ -96,7 +96,7 @@ class NemoGym:
     async def prepare_checkpoint(
         self, incarnation: int, checkpoint_id: str, budget_s: float, lease_s: float
     ) -> PrepareAnswers:
-        """See `fan_out.prepare`."""
+        """See `save_phases.prepare`."""
         return await self._do(
             incarnation, lambda desk: desk.prepare(checkpoint_id, budget_s, lease_s)
         )
@@ -105,7 +105,7 @@ class NemoGym:
     async def commit_checkpoint(
         self, incarnation: int, checkpoint_id: str, budget_s: float, folder_abs: str
     ) -> CommitAnswers:
-        """See `fan_out.commit`."""
+        """See `save_phases.commit`."""
         return await self._do(
             incarnation, lambda desk: desk.commit(checkpoint_id, budget_s, Path(folder_abs))
         )
@@ -117,7 +117,7 @@ class NemoGym:
 
     @_control
     async def confirm_held(self, incarnation: int, checkpoint_id: str) -> list[ServerReport]:
-        """See `fan_out.confirm_held`."""
+        """See `save_phases.confirm_held`."""
         return await self._do(incarnation, lambda desk: desk.confirm_held(checkpoint_id))
 
     @_control
@@ -129,7 +129,7 @@ class NemoGym:
     async def resume_checkpoint(
         self, incarnation: int, checkpoint_id: str, unreachable_s: float = UNREACHABLE_S
     ) -> list[ServerReport]:
-        """See `fan_out.resume_servers`."""
+        """See `save_phases.resume_servers`."""
         return await self._do(incarnation, lambda desk: desk.resume(checkpoint_id, unreachable_s))
 
     # --- restoring ----------------------------------------------------------------------------
@@ -143,7 +143,7 @@ class NemoGym:
         folder_abs: str,
         files: list[WrittenFile],
     ) -> list[ServerReport]:
-        """See `fan_out.restore`."""
+        """See `restore_phases.restore`."""
         return await self._do(
             incarnation,
             lambda desk: desk.restore(restore_id, source_checkpoint_id, Path(folder_abs), files),
@@ -155,23 +155,18 @@ class NemoGym:
         return await self._do(incarnation, lambda desk: _now(desk.restored_inventory, restore_id))
 
     @_control
-    async def reset(self, incarnation: int, restore_id: str) -> list[ServerReport]:
-        """See `fan_out.reset_servers`."""
-        return await self._do(incarnation, lambda desk: desk.reset(restore_id))
-
-    @_control
     async def discard(self, incarnation: int, restore_id: str, rollout_ids: list[str]) -> None:
-        """See `fan_out.discard`."""
+        """See `restore_phases.discard`."""
         await self._do(incarnation, lambda desk: desk.discard(restore_id, rollout_ids))
 
     @_control
     async def resume_restored(self, incarnation: int, restore_id: str) -> list[ServerReport]:
-        """See `fan_out.resume_restored`."""
+        """See `restore_phases.resume_restored`."""
         return await self._do(incarnation, lambda desk: desk.resume_restored(restore_id))
 
     @_control
     async def status(self, incarnation: int) -> list[Status]:
-        """See `fan_out.statuses`."""
+        """See `save_phases.statuses`."""
         return await self._do(incarnation, lambda desk: desk.status())
 
     # --- the shell ----------------------------------------------------------------------------

@@ -30,7 +30,6 @@ from rl.messages import (
     JobConfig,
     JoinedServer,
     StartAnswer,
-    Topology,
     Workload,
 )
 from rl.snapshot_folder import SnapshotFolder
@@ -126,14 +125,6 @@ class SingleController:
     async def start_pumps(self, incarnation: int) -> int:
         """See `Controller.start_pumps`."""
         return self._of(incarnation).start_pumps()
-
-    async def topology(self, incarnation: int) -> Topology:
-        """See `Controller.topology`."""
-        return self._of(incarnation).topology()
-
-    async def rollouts(self, incarnation: int) -> list[dict[str, Any]]:
-        """See `Controller.rollouts`."""
-        return self._of(incarnation).rollouts()
 
     # --- the shell ----------------------------------------------------------------------------
 

