@@ -11,6 +11,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from gym.durable import sync_folder
@@ -18,6 +19,7 @@ from gym.protocol import TurnpointError, WrittenFile
 from rl.manifest import MANIFEST
 
 _CHUNK_BYTES = 1 << 20
+_AT_A_TIME = 8
 Problem = Callable[[str, str], TurnpointError]
 """Makes the error from the file's relative path and the reason."""
 
@@ -42,12 +44,18 @@ def check(folder: Path, files: Iterable[WrittenFile], problem: Problem, *, sync:
             raise problem(file.path, "it cannot be listed, or is listed twice")
         expected[file.path] = file
     found, folders = _walk(folder, problem)
-    for path in sorted(expected.keys() | found):
+
+    def compare(path: str) -> None:
         if path not in expected:
             raise problem(path, "nobody has written it")
         if path not in found:
             raise problem(path, "it is missing")
         _compare(folder / path, expected[path], problem, sync=sync)
+
+    # Publishing is inside the pause: disks sync, and hashes run, several files at a time.
+    with ThreadPoolExecutor(_AT_A_TIME, thread_name_prefix="folder-check") as pool:
+        for _ in pool.map(compare, sorted(expected.keys() | found)):
+            pass
     if sync:
         for place in reversed(folders):
             sync_folder(place)
