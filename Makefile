@@ -20,6 +20,8 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 LOCKS := requirements.lock requirements-dev.lock
 INSTALLED := $(VENV)/.installed
 CODE := activities gym rl workers workflows
+# Two test files at a time: most tests wait for processes. One file shares its stack.
+SPREAD := -n 2 --dist loadfile
 
 .PHONY: install check test test-real test-long twin test-all demo clean help
 .DEFAULT_GOAL := help
@@ -44,13 +46,13 @@ check: install ## Lint, types, import contracts, unit tests: under 2 minutes.
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -q -m "not real and not vllm"
+	$(BIN)/python -m pytest -q $(SPREAD) -m "not real and not vllm"
 
 demo: install ## The whole story: save, kill everything, restore, go on. KEEP=1 leaves it up.
 	DEMO_POLICY=$(DEMO_POLICY) KEEP=$(KEEP) $(BIN)/python -m workers.demo
 
 test-real: install ## Tests on real processes; those about the demo read its last report.
-	$(BIN)/python -m pytest -q -m "(real or vllm) and not long" $(TESTS)
+	$(BIN)/python -m pytest -q $(SPREAD) -m "(real or vllm) and not long" $(TESTS)
 
 test: check demo test-real ## What CI runs: at most 30 minutes with the install.
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
-import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -42,6 +40,7 @@ from gym.protocol import (
 )
 from gym.resource_server import create_resource_app
 from tests.gym.fake_generation import FakeGeneration
+from tests.ports import free_port
 
 TOKEN = "test-control-token"
 MODEL, AGENT, COUNTER = "policy_model", "simple_agent", "counter"
@@ -59,23 +58,6 @@ ROW: dict[str, Any] = {
     "expected_count": 18,
 }
 """What six turns of `FakeGeneration` bring to the expected count."""
-
-
-_given: set[int] = set()
-
-
-PORTS = range(22_000, 23_000)
-
-
-def free_port(ports: range = PORTS) -> int:
-    """A port of this test's range that nobody listens on."""
-    while True:
-        port = random.choice(ports)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            if port not in _given:
-                _given.add(port)
-                return port
 
 
 async def until(holds: Callable[[], bool], within_s: float = 10) -> None:
@@ -243,7 +225,6 @@ async def fleet_of(
     servers: Mapping[str, tuple[Kind, Make]],
     *,
     expect_restore: bool = False,
-    ports: range = PORTS,
 ) -> AsyncIterator[Fleet]:
     """Start the policy model server, its endpoint, and these servers; nothing has joined yet.
 
@@ -252,10 +233,9 @@ async def fleet_of(
         generation: Behind the policy model server.
         servers: By name, with what makes each from the common settings and all URLs.
         expect_restore: Whether they await one.
-        ports: Where they listen.
     """
     names = ("generation", MODEL, *servers)
-    taken = {name: free_port(ports) for name in names}
+    taken = {name: free_port() for name in names}
     urls = {name: f"http://127.0.0.1:{port}" for name, port in taken.items()}
 
     def common(name: str) -> dict[str, Any]:

@@ -37,6 +37,7 @@ from gym.protocol import (
     Unauthorized,
 )
 from tests.gym.parts import checkpoint_folder
+from tests.ports import free_port
 
 pytestmark = pytest.mark.real
 
@@ -108,7 +109,8 @@ async def counter(
 
 async def test_a_session_survives_the_death_of_its_process(tmp_path: Path) -> None:
     folder = checkpoint_folder(tmp_path)
-    async with counter(tmp_path, 21_101) as first:
+    port = free_port()
+    async with counter(tmp_path, port) as first:
         await first.call("/seed_session", ROW, "seed")
         await first.call("/increment_counter", {"count": 2}, "call-0")
         assert (await first.client.prepare(first.url, NAME, first.prepare())).ready
@@ -122,7 +124,7 @@ async def test_a_session_survives_the_death_of_its_process(tmp_path: Path) -> No
         with pytest.raises(ServerUnreachable) as gone:
             await first.phase()
         assert gone.value.participant == NAME
-    async with counter(tmp_path, 21_101, "--expect-restore", "true", incarnation=2) as second:
+    async with counter(tmp_path, port, "--expect-restore", "true", incarnation=2) as second:
         with pytest.raises(StaleInstance):
             await second.client.status(
                 second.url,
@@ -150,7 +152,7 @@ async def test_a_session_survives_the_death_of_its_process(tmp_path: Path) -> No
 
 
 async def test_a_process_that_was_stopped_finds_its_lease_ended(tmp_path: Path) -> None:
-    async with counter(tmp_path, 21_102) as server:
+    async with counter(tmp_path, free_port()) as server:
         await server.client.prepare(server.url, NAME, server.prepare(lease_s=0.5))
         os.kill(server.process.pid, signal.SIGSTOP)
         # Queued while the process stands still, and served first when it goes on.
@@ -168,16 +170,17 @@ async def test_a_process_that_was_stopped_finds_its_lease_ended(tmp_path: Path) 
 
 
 async def test_the_real_timer_opens_a_server_that_nobody_asks(tmp_path: Path) -> None:
-    async with counter(tmp_path, 21_103) as server:
+    port = free_port()
+    async with counter(tmp_path, port) as server:
         await server.client.prepare(server.url, NAME, server.prepare(lease_s=0.3))
         await asyncio.sleep(0.6)
-        log = (tmp_path / "counter-21103.log").read_text()
+        log = (tmp_path / f"counter-{port}.log").read_text()
         assert '"event": "lease_ended"' in log  # by itself: no request came since
         assert await server.phase() is Phase.OPEN
 
 
 async def test_a_slow_tool_runs_to_its_end_though_its_caller_hangs_up(tmp_path: Path) -> None:
-    async with counter(tmp_path, 21_104, "--tool-delay-s", "0.4") as server:
+    async with counter(tmp_path, free_port(), "--tool-delay-s", "0.4") as server:
         await server.call("/seed_session", ROW, "seed")
         with pytest.raises(httpx.ReadTimeout):
             identity = Identity(incarnation=1, rollout_id="p0_g0", attempt=0)
@@ -199,7 +202,7 @@ async def test_a_slow_tool_runs_to_its_end_though_its_caller_hangs_up(tmp_path: 
 
 
 async def test_the_client_types_what_it_meets(tmp_path: Path) -> None:
-    async with counter(tmp_path, 21_105) as server:
+    async with counter(tmp_path, free_port()) as server:
         async with GymClient(SecretStr("other")) as stranger:
             with pytest.raises(Unauthorized):
                 await stranger.capabilities(server.url, NAME)

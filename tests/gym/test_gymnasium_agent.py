@@ -36,7 +36,6 @@ from tests.gym.scripted_generation import ScriptedGeneration
 pytestmark = pytest.mark.real
 
 AGENT, ENVIRONMENT = "gymnasium_agent", "gymnasium"
-PORTS = range(29_300, 29_600)
 EXAMPLES = Path(__file__).parents[2] / "examples" / "gymnasium"
 BLACKJACK = "resources_servers/blackjack/data/example.jsonl"
 
@@ -78,9 +77,7 @@ async def playing(
         return create_gymnasium_app(Gymnasium(settings.environments), settings)
 
     servers = {AGENT: (Kind.AGENT, agent), ENVIRONMENT: (Kind.RESOURCE, server)}
-    async with fleet_of(
-        root, generation, servers, expect_restore=expect_restore, ports=PORTS
-    ) as made:
+    async with fleet_of(root, generation, servers, expect_restore=expect_restore) as made:
         yield made
 
 
@@ -386,7 +383,7 @@ async def test_a_step_that_is_no_step_fails_the_run(tmp_path: Path) -> None:
     """A foreign server's answer is checked before anything of it is taken over."""
     settings = GymnasiumAgentSettings(
         name=AGENT,
-        port=PORTS[0],
+        port=21_999,
         snapshot_root=tmp_path,
         control_token="t",
         model_url="http://model",
@@ -429,5 +426,5 @@ def test_a_gymnasium_agent_plays_one_environment(tmp_path: Path, fields: dict[st
     given = {"resource": {ENVIRONMENT: "http://e"}, **fields}
     with pytest.raises(ValueError, match="one environment"):
         GymnasiumAgentSettings(
-            name=AGENT, port=PORTS[0], snapshot_root=tmp_path, model_url="http://m", **given
+            name=AGENT, port=21_999, snapshot_root=tmp_path, model_url="http://m", **given
         )

@@ -17,7 +17,6 @@ from tests.gym.test_gymnasium_agent import (
     AGENT,
     ENVIRONMENT,
     MIXED,
-    PORTS,
     parked,
     turns,
     undisturbed,
@@ -44,7 +43,7 @@ async def test_episodes_of_killed_servers_go_on_in_new_processes(tmp_path: Path)
     assert {name.partition("_")[0] for name in rows} == {"p0", "p1", "p2", "p3"}
     generation = ScriptedGeneration()
     async with (
-        processes(tmp_path, generation, MODULES, PORTS) as running,
+        processes(tmp_path, generation, MODULES) as running,
         GymClient(SecretStr(TOKEN), connect_s=2) as client,
     ):
         await running.start(expect_restore=False)

@@ -17,8 +17,9 @@ from pydantic import SecretStr
 from gym.client import GymClient
 from gym.protocol import ServerUnreachable
 from tests.gym.fake_generation import FakeGeneration
-from tests.gym.fleet import AGENT, COUNTER, MODEL, PORTS, ROW, TOKEN, Fleet, free_port, serving
+from tests.gym.fleet import AGENT, COUNTER, MODEL, ROW, TOKEN, Fleet, serving
 from tests.gym.test_agent_rollouts import files_of, parked_at
+from tests.ports import free_port
 
 pytestmark = pytest.mark.real
 
@@ -33,7 +34,6 @@ class Processes:
         root: Snapshot root, and where logs go.
         generation_port: Of the fake endpoint.
         modules: Model, agent and resource server, in this order: name -> module.
-        ports: Where they listen.
     """
 
     def __init__(
@@ -41,11 +41,10 @@ class Processes:
         root: Path,
         generation_port: int,
         modules: Mapping[str, str] = MODULES,
-        ports: range = PORTS,
     ) -> None:
         self.root = root
         self.modules = modules
-        self.ports = {name: free_port(ports) for name in modules}
+        self.ports = {name: free_port() for name in modules}
         self.urls = {name: f"http://127.0.0.1:{port}" for name, port in self.ports.items()}
         self.running: list[asyncio.subprocess.Process] = []
         self._token = root / "token"
@@ -96,11 +95,10 @@ async def processes(
     root: Path,
     generation: FakeGeneration,
     modules: Mapping[str, str] = MODULES,
-    ports: range = PORTS,
 ) -> AsyncIterator[Processes]:
-    port = free_port(ports)
+    port = free_port()
     async with serving({port: generation.app()}):
-        made = Processes(root, port, modules, ports)
+        made = Processes(root, port, modules)
         try:
             yield made
         finally:

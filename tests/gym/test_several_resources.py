@@ -38,7 +38,6 @@ from tests.gym.scripted_generation import ScriptedGeneration
 
 pytestmark = pytest.mark.real
 
-PORTS = range(29_300, 29_600)
 WEATHER, DICE, ESSAY, JUDGE = "weather", "dice", "essay", "judge"
 TOOLS = {
     "increment_counter": COUNTER,
@@ -142,9 +141,7 @@ async def several(
         AGENT: (Kind.AGENT, agent),
         **{name: (Kind.RESOURCE, resource(name)) for name in resources},
     }
-    async with fleet_of(
-        root, generation, servers, expect_restore=expect_restore, ports=PORTS
-    ) as made:
+    async with fleet_of(root, generation, servers, expect_restore=expect_restore) as made:
         yield made
 
 

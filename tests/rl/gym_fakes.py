@@ -16,8 +16,8 @@ from fastapi.responses import JSONResponse
 
 from gym.protocol import Kind, Phase, Role, TurnpointError, Wire
 from rl.messages import JoinedServer
+from tests.ports import free_port
 
-_PORTS = itertools.count(24_100)
 Script = Callable[[dict[str, Any]], Awaitable[dict[str, Any] | JSONResponse | Wire]]
 
 
@@ -147,7 +147,7 @@ class FakeServer:
 
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.port = self.port or next(_PORTS)
+        self.port = self.port or free_port()
         listener.bind(("127.0.0.1", self.port))
         self.url = f"http://127.0.0.1:{self.port}"
         config = uvicorn.Config(

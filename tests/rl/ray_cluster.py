@@ -12,7 +12,6 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import count, takewhile
 from pathlib import Path
 
 import psutil
@@ -21,32 +20,11 @@ from ray._private import ray_constants
 from transfer_queue import interface
 
 from rl.messages import RAY_NAMESPACE
+from tests.ports import free_ports
 
 REPO = Path(__file__).resolve().parents[2]
 MARK = "TURNPOINT_TEST_CLUSTER"
 START_LIMIT_S = 60
-FIRST_PORT, LAST_PORT = 23_200, 23_999
-_ports = count(FIRST_PORT)
-
-
-def free_ports(wanted: int) -> list[int]:
-    """Loopback ports of this suite's range that nothing listens on now.
-
-    A port is given once: Ray's agent listens on its own seconds after the cluster was joined, and
-    a raylet whose agent finds its port taken ends, and every driver's process with it, silently.
-    """
-    found: list[int] = []
-    for port in takewhile(lambda port: port < LAST_PORT, _ports):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        found.append(port)
-        if len(found) == wanted:
-            return found
-    raise RuntimeError(f"fewer than {wanted} ports left from {FIRST_PORT} to {LAST_PORT}")
 
 
 @contextmanager

@@ -145,7 +145,6 @@ async def test_a_controller_that_was_not_started_refuses_everything(tmp_path: Pa
         lambda: controller.renew(A, 1),
         lambda: controller.resume_checkpoint(A, None),
         controller.start_pumps,
-        controller.topology,
     ):
         with pytest.raises(ControllerLost):
             refused()

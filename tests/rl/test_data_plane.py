@@ -37,7 +37,8 @@ from rl.transfer_queue import (
     TRAINING,
     DataPlane,
 )
-from tests.rl.ray_cluster import REPO, free_ports, leave_transfer_queue, ray_cluster
+from tests.ports import free_port
+from tests.rl.ray_cluster import REPO, leave_transfer_queue, ray_cluster
 
 KEY = "1/p0_g0/call-0"
 pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
@@ -209,7 +210,7 @@ async def test_the_endpoint_answers_from_the_row_after_its_death(tmp_path: Path)
     identity = Identity(incarnation=1, rollout_id="p0_g0", attempt=0, model_call_id="call-0")
     chat = {"messages": [{"role": "user", "content": "hello"}]}
     with ray_cluster(), scripted_policy() as (policy, policy_url):
-        [port] = free_ports(1)
+        port = free_port()
         config = job_config(tmp_path).model_copy(
             update={"policy_url": policy_url, "generation_port": port}
         )
@@ -243,7 +244,7 @@ async def test_the_endpoint_answers_from_the_row_after_its_death(tmp_path: Path)
 
 @contextmanager
 def scripted_policy() -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    [port] = free_ports(1)
+    port = free_port()
     command = [sys.executable, "-m", "rl.scripted_policy", "--port", str(port), "--delay-s", "0"]
     with subprocess.Popen(command, cwd=REPO) as process:
         try:

@@ -178,7 +178,6 @@ def scripted_gym(incarnation: int, restored: dict[str, int]) -> Any:
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    cluster.FIRST_PORT, cluster.LAST_PORT = 25_100, 25_199
     with cluster.ray_cluster() as found:
         os.environ["RAY_ADDRESS"] = found
         yield found

@@ -21,7 +21,7 @@ from rl.generation_app import Generation, create_app
 from rl.tiny_model import make_tiny_model
 from rl.training_rows import StagingRow, assemble
 from rl.vllm_command import POLICY_MODEL, vllm_command
-from tests.rl.ray_cluster import free_ports
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 START_LIMIT_S = 180
@@ -45,7 +45,7 @@ class Plane:
 def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("vllm")
     make_tiny_model(folder / "model")
-    [port] = free_ports(1)
+    port = free_port()
     argv, environment = vllm_command(folder / "model", port)
     with (folder / "vllm.log").open("wb") as log:
         process = subprocess.Popen(
