@@ -19,7 +19,6 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 LOCKS := requirements.lock requirements-dev.lock
 INSTALLED := $(VENV)/.installed
-CODE := activities gym rl workers workflows
 # Two test files at a time: most tests wait for processes. One file shares its stack.
 SPREAD := -n 2 --dist loadfile
 
