@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gym.durable import write_durably
-from gym.protocol import DigestMismatch, NotReady, WrittenFile
+from gym.protocol import NotReady, WrittenFile
 from rl.collaborators import STAGING, TRAINING, DataPlanePort
 from rl.errors import InventoryMismatch
+from rl.folder_check import verified_bytes
 from rl.inventories import compare
 from rl.job_state import JobState
 from rl.loader import LOADER_FILE, LoaderPlace
@@ -100,7 +101,7 @@ def read_picture(folder: Path, files: Iterable[WrittenFile]) -> Picture:
     """
     listed = {file.path: file for file in files}
     data = {
-        path: _verified(folder, path, listed.get(path))
+        path: verified_bytes(folder, path, listed.get(path))
         for path in (LOADER_FILE, INDEX_FILE, LEDGER_FILE)
     }
     return Picture(
@@ -108,17 +109,3 @@ def read_picture(folder: Path, files: Iterable[WrittenFile]) -> Picture:
         groups=ReplayIndex.decode(data[INDEX_FILE]).copy(),
         place=LoaderPlace.decode(data[LOADER_FILE]),
     )
-
-
-def _verified(folder: Path, path: str, listed: WrittenFile | None) -> bytes:
-    if listed is None:
-        raise DigestMismatch(f"{path} is not in the manifest", details={"file": path})
-    try:
-        data = (folder / path).read_bytes()
-    except OSError as error:
-        raise DigestMismatch(
-            f"{path} cannot be read ({error.strerror})", details={"file": path}
-        ) from None
-    if (len(data), hashlib.sha256(data).hexdigest()) != (listed.bytes, listed.sha256):
-        raise DigestMismatch(f"{path} is not the file that was written", details={"file": path})
-    return data

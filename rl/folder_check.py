@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from gym.durable import sync_folder
-from gym.protocol import TurnpointError, WrittenFile
+from gym.protocol import DigestMismatch, TurnpointError, WrittenFile
 from rl.manifest import MANIFEST
 
 _CHUNK_BYTES = 1 << 20
@@ -59,6 +59,30 @@ def check(folder: Path, files: Iterable[WrittenFile], problem: Problem, *, sync:
     if sync:
         for place in reversed(folders):
             sync_folder(place)
+
+
+def verified_bytes(folder: Path, path: str, listed: WrittenFile | None) -> bytes:
+    """The content of one file, if it is the one that was written.
+
+    Args:
+        folder: The snapshot folder.
+        path: Relative to it.
+        listed: The file in the manifest.
+
+    Raises:
+        DigestMismatch: It is missing, not listed, or another one; the file is named.
+    """
+    if listed is None:
+        raise DigestMismatch(f"{path} is not in the manifest", details={"file": path})
+    try:
+        data = (folder / path).read_bytes()
+    except OSError as error:
+        raise DigestMismatch(
+            f"{path} cannot be read ({error.strerror})", details={"file": path}
+        ) from None
+    if (len(data), hashlib.sha256(data).hexdigest()) != (listed.bytes, listed.sha256):
+        raise DigestMismatch(f"{path} is not the file that was written", details={"file": path})
+    return data
 
 
 def _walk(folder: Path, problem: Problem) -> tuple[set[str], list[Path]]:

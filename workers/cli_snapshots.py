@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
+from rich import filesize
+from rich.console import Group
 from rich.table import Table
 
 from gym.protocol import TurnpointError
@@ -14,6 +16,7 @@ from rl.snapshot_folder import SnapshotFolder
 from workers.cli_output import EXIT_FAILED, Output
 from workers.cli_stack import AsJson, JobOption, StateDir
 from workers.settings import Settings, load_settings
+from workers.snapshot_contents import rollouts_in
 
 SnapshotArgument = Annotated[
     str, typer.Argument(help="Folder (snapshot_000007), name of a named one, or `latest`.")
@@ -48,18 +51,34 @@ def inspect(
     state_dir: StateDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what is in a snapshot: its manifest with every file."""
+    """Show what is in a snapshot: each rollout with what a restore does with it, and each file."""
     output = Output(as_json)
     folder = _folder(load_settings(job_id=job_id, state_dir=state_dir))
     manifest = folder.manifest(_named(folder, snapshot))
+    rollouts = rollouts_in(folder.path / manifest.snapshot, manifest)
+    named = f" ({manifest.name})" if manifest.name else ""
     output.line(
-        f"{manifest.snapshot}: incarnation {manifest.incarnation}, {manifest.created_at:%F %T}, "
-        f"{manifest.bytes} bytes, {manifest.counts}"
+        f"{manifest.snapshot}{named}: saved {manifest.created_at:%F %T} UTC by incarnation "
+        f"{manifest.incarnation}, {manifest.counts.get('unfinished', 0)} rollouts unfinished, "
+        f"{manifest.counts.get('finished', 0)} finished, {filesize.decimal(manifest.bytes)}"
     )
-    table = Table("file", "bytes", "records", "sha256")
+    files = Table("file", "bytes", "records", "sha256")
     for file in manifest.files:
-        table.add_row(file.path, str(file.bytes), str(file.records or ""), file.sha256[:16])
-    output.result(manifest, table)
+        files.add_row(file.path, str(file.bytes), str(file.records or ""), file.sha256[:16])
+    table = Table("rollout", "run", "state", "after a restore", "resource states", "reward")
+    for rollout in rollouts:
+        revisions = rollout.resource_state_revisions.items()
+        table.add_row(
+            rollout.rollout_id,
+            str(rollout.attempt_index),
+            rollout.state.value,
+            rollout.outlook,
+            ", ".join(f"{name} {'-' if at is None else at}" for name, at in revisions),
+            "" if rollout.reward is None else f"{rollout.reward:g}",
+        )
+    body = manifest.model_dump(mode="json")
+    body["rollouts"] = [rollout.model_dump(mode="json") for rollout in rollouts]
+    output.result(body, Group(files, table))
 
 
 def verify(
