@@ -17,6 +17,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from importlib import metadata
+from typing import Annotated
 
 import typer
 from pydantic import ValidationError
@@ -36,15 +38,30 @@ from workers.cli_output import (
 )
 from workers.errors import WorkerRoomError
 
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(metadata.version("turnpoint"))
+        raise typer.Exit
+
+
+VersionOption = Annotated[
+    bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show and end.")
+]
+
 app = typer.Typer(
     name="turnpoint",
-    help="Saves and restores a running agentic-RL job at turn boundaries.",
-    epilog=EXIT_CODES,
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+@app.callback(epilog=EXIT_CODES)
+def _turnpoint(version: VersionOption = False) -> None:
+    """Saves and restores a running agentic-RL job at turn boundaries."""
+
+
 for _module in (cli_stack, cli_run, cli_job, cli_snapshots):
     for _command in _module.COMMANDS:
         app.command(epilog=EXIT_CODES)(_command)
@@ -66,7 +83,7 @@ def run(arguments: Sequence[str]) -> int:
     output = Output("--json" in arguments)
     try:
         # Typer answers a command's own `typer.Exit` code here, and 130 for Ctrl-C.
-        code = app(list(arguments), standalone_mode=False)
+        code = app(list(arguments) or ["--help"], standalone_mode=False)
         if code == EXIT_INTERRUPTED:
             raise typer.Abort
         return code if isinstance(code, int) else EXIT_OK

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,17 @@ def ended_stack(tmp_path: Path) -> Path:
     (state / "logs").mkdir()
     (state / "logs" / "counter.log").write_text("first\nlast\n")
     return state
+
+
+def test_the_version_is_that_of_the_installed_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["--version"]) == EXIT_OK
+    assert capsys.readouterr().out == f"{metadata.version('turnpoint')}\n"
+
+
+def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([]) == EXIT_OK
+    shown = capsys.readouterr()
+    assert shown.out.lstrip().startswith("Usage:") and not shown.err
 
 
 @pytest.mark.parametrize("command", COMMANDS)
