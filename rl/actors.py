@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import threading
 from typing import Any
 
 import ray
@@ -21,6 +22,7 @@ from rl.messages import RAY_NAMESPACE
 
 ATTACH_LIMIT_S = 20.0
 CONNECT_LIMIT_S = 2.0
+_attaching = threading.Lock()
 
 
 def attach() -> None:
@@ -30,8 +32,12 @@ def attach() -> None:
         RayUnreachable: No address is set, or no cluster answers there. `auto` is refused: it
             takes any cluster on the machine (reference measurement).
     """
-    if ray.is_initialized():
-        return
+    with _attaching:  # of two that join at once, Ray fails one with an AssertionError
+        if not ray.is_initialized():
+            _join()
+
+
+def _join() -> None:
     address = os.environ.get("RAY_ADDRESS", "")
     if not address or address == "auto":
         raise RayUnreachable("RAY_ADDRESS is not set: start the stack with `turnpoint up`")
