@@ -17,8 +17,8 @@ from functools import cache
 from itertools import cycle
 from pathlib import Path
 
-RANGES = range(14_000, 26_000, 1_000)
-"""Below the ports that local stacks take, and those that the kernel gives to clients."""
+RANGES = range(20_000, 26_000, 500)
+"""Above Ray's worker ports, below what local stacks take and the kernel gives to clients."""
 
 
 def free_ports(wanted: int) -> list[int]:
