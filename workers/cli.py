@@ -4,7 +4,7 @@
 |---|---|
 | `cli_stack` | `up`, `down`, `status`, `logs`, `doctor` |
 | `cli_run` | `run` |
-| `cli_job` | `save`, `restore` |
+| `cli_job` | `save`, `restore`, `prune` |
 | `cli_snapshots` | `list`, `inspect`, `verify` |
 
 Guarantees: documented exit codes; errors are one sentence with the next step, never a stack

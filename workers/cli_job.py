@@ -1,4 +1,4 @@
-"""`turnpoint save`, `restore`: the job's two workflows."""
+"""`turnpoint save`, `restore`, `prune`: the job's three workflows."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import typer
 from rich.table import Table
 
 from activities.contract import (
+    PruneInput,
+    PruneResult,
     RestoreInput,
     RestoreResult,
     SaveInput,
@@ -75,6 +77,41 @@ def restore(
     output.result(result, _continued(result))
 
 
+def prune(
+    keep_latest_k: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Periodic snapshots of the current line that stay. [default: as configured]",
+            show_default=False,
+        ),
+    ] = None,
+    other_lines: Annotated[
+        bool,
+        typer.Option("--other-lines", help="Delete the periodic ones of other lines as well."),
+    ] = False,
+    job_id: JobOption = None,
+    state_dir: StateDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete old periodic snapshots, by the workflow PruneSnapshots.
+
+    Every save does this by itself for the current line. Snapshots of other lines, those that a
+    restore of an older one has left behind, stay until --other-lines. Named ones always stay, and
+    so does the one the job goes on from.
+    """
+    output = Output(as_json)
+    settings = load_settings(job_id=job_id, state_dir=state_dir)
+    given = PruneInput(
+        job_id=settings.job_id,
+        keep_latest_k=settings.keep_latest_k if keep_latest_k is None else keep_latest_k,
+        other_lines=other_lines,
+    )
+    with Phases(output) as phases:
+        result = asyncio.run(job_runs.prune(settings, given, phases.show))
+    output.result(result, _pruned(result))
+
+
 async def _restore(settings: Settings, given: RestoreInput, phases: Phases) -> RestoreResult:
     if not given.replace:
         await job_runs.demand_no_job(settings)
@@ -91,6 +128,11 @@ def _saved(result: SaveResult) -> str:
     )
 
 
+def _pruned(result: PruneResult) -> str:
+    kept = ", ".join(result.kept) or "none"
+    return f"deleted: {', '.join(result.removed) or 'none'}; there are: {kept}"
+
+
 def _continued(result: RestoreResult) -> Table:
     table = Table("rollout", "run", "goes on")
     for rollout in result.continued:
@@ -104,4 +146,4 @@ def _continued(result: RestoreResult) -> Table:
     return table
 
 
-COMMANDS = [save, restore]
+COMMANDS = [save, restore, prune]

@@ -14,7 +14,15 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict
 from temporalio.client import Client
 
-from activities.contract import Progress, RestoreInput, RestoreResult, SaveInput, SaveResult
+from activities.contract import (
+    Progress,
+    PruneInput,
+    PruneResult,
+    RestoreInput,
+    RestoreResult,
+    SaveInput,
+    SaveResult,
+)
 from activities.schedule import ensure_schedule
 from gym.protocol import Phase
 from rl.errors import NoSnapshot
@@ -125,6 +133,18 @@ async def save(settings: Settings, given: SaveInput, shown: Shown) -> SaveResult
     id = workflow_id(given.job_id, "save", given.name)
     handle = await start(client, "SaveSnapshot", given, id)
     return await _telling_refusals(follow(handle, SaveResult, shown))
+
+
+async def prune(settings: Settings, given: PruneInput, shown: Shown) -> PruneResult:
+    """Run `PruneSnapshots` and follow it.
+
+    Raises:
+        Refused: A restore is under way.
+        WorkflowFailed: It failed.
+    """
+    client = await connect(settings)
+    handle = await start(client, "PruneSnapshots", given, workflow_id(given.job_id, "prune"))
+    return await _telling_refusals(follow(handle, PruneResult, shown))
 
 
 async def restore(

@@ -15,7 +15,7 @@ from workers.stack import Stack
 from workers.stack_record import StackRecord
 
 STACK = ["up", "down", "status", "logs", "doctor"]
-COMMANDS = [*STACK, "run", "save", "restore", "list", "inspect", "verify"]
+COMMANDS = [*STACK, "run", "save", "restore", "prune", "list", "inspect", "verify"]
 
 
 @pytest.fixture(autouse=True)
