@@ -102,8 +102,8 @@ class JobFolder:
 
     def empty_trash(self) -> None:
         """Delete trash, but for folders with the highest number of all: they hold the number."""
-        kept = self.named(SNAPSHOT, TMP)
-        highest = number_of(kept[0]) if kept else 0
+        taken = self.named(SNAPSHOT, TMP, TRASH)
+        highest = number_of(taken[0]) if taken else 0
         for name in self.named(TRASH):
             if number_of(name) < highest:
                 shutil.rmtree(self.path / name, onerror=_unless_gone)

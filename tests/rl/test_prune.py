@@ -101,3 +101,17 @@ def test_numbers_go_on_above_what_prune_deleted(folder: SnapshotFolder) -> None:
     _start(folder, "snapshot_000001")
     assert folder.prune(1, other_lines=True).removed == ["snapshot_000002"]
     _saves(folder, range(3, 4), incarnation=2)
+
+
+def test_of_other_lines_trash_only_the_folder_that_holds_the_highest_number_stays(
+    folder: SnapshotFolder,
+) -> None:
+    """Break: keep all trash above the snapshots that are left, and their space with it."""
+    _start(folder)
+    _saves(folder, range(1, 5))
+    _start(folder, "snapshot_000001")
+    removed = folder.prune(1, other_lines=True).removed
+    assert removed == ["snapshot_000004", "snapshot_000003", "snapshot_000002"]
+    trash = [name for name in os.listdir(folder.path) if name.startswith("trash_")]
+    assert [name.rpartition("_")[2][:6] for name in trash] == ["000004"]
+    _saves(folder, range(5, 6), incarnation=2)
