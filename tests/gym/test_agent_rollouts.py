@@ -109,6 +109,7 @@ async def test_a_save_in_the_middle_parks_and_resume_goes_on(tmp_path: Path) -> 
 
 
 async def test_a_restored_rollout_goes_on_as_the_next_run(tmp_path: Path) -> None:
+    """Invariant 4. Break: gym/agent_state.py: begin run n+1 one turn earlier; seen red."""
     generation = FakeGeneration()
     async with fleet(tmp_path, generation) as servers:
         await servers.join()

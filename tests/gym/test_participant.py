@@ -151,6 +151,7 @@ async def test_an_auxiliary_model_server_never_closes(tmp_path: Path) -> None:
 async def test_identity_is_refused_before_join_of_another_incarnation_and_malformed(
     tmp_path: Path,
 ) -> None:
+    """Invariant 7. Break: gym/participant.py: identify calls of any incarnation; seen red."""
     closed, _, _ = await participant_in(Phase.CLOSED, tmp_path)
     headers = Identity(incarnation=1, rollout_id="p0_g0", attempt=0).headers()
     with pytest.raises(NotJoined):
@@ -186,6 +187,7 @@ async def test_two_identical_calls_are_two_in_flight(tmp_path: Path) -> None:
 
 
 async def test_an_ended_lease_opens_by_timer_and_refuses_its_id(tmp_path: Path) -> None:
+    """Invariant 3. Break: gym/lease.py: arm no timer; seen red."""
     participant, part, caller = await participant_in(Phase.OPEN, tmp_path)
     began = time.monotonic()
     await participant.prepare(caller.prepare(lease_s=0.15))

@@ -213,6 +213,7 @@ async def test_the_cookie_has_no_age_limit_and_is_sent_with_every_answer(tmp_pat
 
 
 async def test_the_same_request_id_has_one_effect_and_the_same_answer(tmp_path: Path) -> None:
+    """Invariant 4. Break: gym/session.py: look for no receipt in `apply`; seen red."""
     async with served(Counter(), tmp_path) as server:
         await server.seed()
         answers = [
@@ -332,6 +333,7 @@ async def test_one_mutation_at_a_time_and_to_its_end_though_the_caller_leaves(
 
 
 async def test_the_first_call_of_a_newer_run_ends_the_older_one(tmp_path: Path) -> None:
+    """Invariant 7. Break: gym/fences.py: refuse no older run; seen red."""
     environment = Scripted()
     async with served(environment, tmp_path) as server:
         await server.seed()

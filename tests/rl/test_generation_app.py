@@ -172,6 +172,7 @@ async def test_another_request_under_the_key_is_refused() -> None:
     [({"incarnation": 2}, "stale_attempt"), ({"request_id": "x"}, "identity_mismatch")],
 )
 async def test_foreign_calls_are_refused(update: dict[str, Any], code: str) -> None:
+    """Invariant 7. Break: rl/generation_app.py: admit any incarnation; seen red."""
     policy, plane = Policy(), Plane()
     async with endpoint(policy, plane) as http:
         refused = await ask(http, IDENTITY.model_copy(update=update))

@@ -89,6 +89,7 @@ async def test_each_phase_asks_the_kinds_in_the_designs_order(
 async def test_a_restore_asks_the_kinds_in_the_designs_order(
     fakes: FakeFleet, fleet: Fleet
 ) -> None:
+    """Invariant 10. Break: rl/save_phases.py: resume agents first; seen red."""
     files = [WrittenFile(path=f"gym/{name}/part", bytes=1, sha256=SHA) for name in fakes.servers]
     await restore_phases.restore(fleet, "restore-1", CHECKPOINT, Path("/snapshots/job/s"), files)
     await restore_phases.discard(fleet, "restore-1", ["p1_g0"])

@@ -168,6 +168,7 @@ def test_the_other_way_round_what_the_file_names_is_held() -> None:
 def test_who_starts_over(
     named: dict | None, session: int | None, mode: Mode, reason: str | None
 ) -> None:
+    """Invariant 9. Break: rl/inventories.py: let nobody off who is stateless; seen red."""
     held = Held()
     if named is not None:
         held.continuations["p1_g0"] = line("p1_g0", 1, revisions=named)

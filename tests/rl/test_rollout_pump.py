@@ -51,6 +51,7 @@ async def test_at_most_max_inflight_rollouts_are_under_way(tmp_path: Path) -> No
 
 
 async def test_a_result_that_comes_again_makes_no_second_row(tmp_path: Path) -> None:
+    """Invariant 5. Break: rl/rollout_pump.py: take over what nobody expects; seen red."""
     world = World(tmp_path)
     await world.start()
     result = world.gym.finish("p0_g0")
@@ -62,6 +63,7 @@ async def test_a_result_that_comes_again_makes_no_second_row(tmp_path: Path) -> 
 
 
 async def test_two_answers_of_one_run_at_the_same_time_make_one_row(tmp_path: Path) -> None:
+    """Invariant 5. Break: rl/rollout_pump.py: let a second answer in meanwhile; seen red."""
     world = World(tmp_path)
     await world.start()
     world.plane.gate.clear()
@@ -221,6 +223,7 @@ async def test_no_run_is_sent_while_admission_is_closed(tmp_path: Path) -> None:
 
 
 async def test_reservation_and_loader_place_move_together_under_a_cut(tmp_path: Path) -> None:
+    """Invariant 6. Break: rl/rollout_pump.py: reserve outside of the barrier; seen red."""
     world = World(tmp_path)
     await world.controller.start_fresh(world.workload)
     async with world.controller.job.barrier.cut():

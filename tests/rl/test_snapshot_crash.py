@@ -56,6 +56,7 @@ class Case:
 
 
 def test_a_publish_that_dies_at_each_durable_step_is_all_or_nothing(tmp_path: Path) -> None:
+    """Invariant 1. Break: rl/snapshot_folder.py: rename, then write the manifest; seen red."""
     points = 0
     cases = [Case(tmp_path / "0")]
     seen = set()

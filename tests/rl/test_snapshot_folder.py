@@ -56,6 +56,7 @@ def test_reserving_makes_the_three_parts_and_a_repeat_finds_them(folder: Snapsho
 def test_reserving_sweeps_what_others_left_and_never_uses_a_number_twice(
     folder: SnapshotFolder,
 ) -> None:
+    """Invariant 2. Break: rl/snapshot_folder.py: sweep published folders too; seen red."""
     folder.reserve(FIRST, 1)
     second = folder.reserve(SECOND, 1)
     assert second.snapshot == "snapshot_000002"
@@ -179,6 +180,7 @@ DAMAGES = [
 def test_publish_refuses_what_its_writers_did_not_answer(
     folder: SnapshotFolder, damage: object
 ) -> None:
+    """Invariant 1. Break: rl/snapshot_folder.py: publish without comparing the files; seen red."""
     reserved = folder.reserve(FIRST, 1)
     files = write_files(folder.path / reserved.tmp)
     named = damage(folder.path / reserved.tmp, files)
@@ -191,6 +193,7 @@ def test_publish_refuses_what_its_writers_did_not_answer(
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_verify_names_the_damaged_file(folder: SnapshotFolder, damage: object) -> None:
+    """Invariant 12. Break: rl/folder_check.py: compare sizes alone; seen red."""
     name = save(folder, FIRST)
     manifest = folder.verify(name)
     files = sorted(manifest.files, key=lambda file: list(CONTENT).index(file.path))

@@ -80,7 +80,7 @@ def test_the_results_of_one_layer_leave_the_other_alone(tmp_path: Path) -> None:
 
 @pytest.mark.real
 async def test_crashes_at_any_await_change_nothing(tmp_path: Path) -> None:
-    """Break: import the counter plus one, or send no restored rollout again."""
+    """Invariant 11. Break: gym/counter.py: import the count plus one; seen red."""
     twin = in_process.Twin(tmp_path, seed=_seed(), points=IN_PROCESS_POINTS)
     outcome = await twin.run()
     assert outcome.points == IN_PROCESS_POINTS, f"seed {outcome.seed}"

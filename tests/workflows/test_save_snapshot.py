@@ -69,6 +69,7 @@ async def test_every_later_activity_carries_the_controllers_incarnation_and_one_
 async def test_a_failure_before_publish_compensates_and_names_itself(
     bench: Bench, phase: str
 ) -> None:
+    """Invariant 2. Break: workflows/save_snapshot.py: open nothing again in `_undo`; seen red."""
     bench.fakes.fail[phase] = [fatal()]
     handle = await bench.start("SaveSnapshot", JOB)
     cause = await failure_of(handle)

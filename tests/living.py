@@ -1,0 +1,33 @@
+"""What lives in this process, by type, and how much it holds: for tests that nothing adds up."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+
+
+def living(*rooms: str) -> Counter[str]:
+    """Objects of these rooms and of asyncio by type, and entries of their containers by attribute.
+
+    Args:
+        rooms: Packages, `gym` for one.
+    """
+    prefixes = tuple(f"{room}." for room in (*rooms, "asyncio"))
+    found: Counter[str] = Counter()
+    gc.collect()
+    for one in gc.get_objects():
+        kind = type(one)
+        module = "asyncio." if kind.__module__ == "_asyncio" else f"{kind.__module__}."
+        if not module.startswith(prefixes):
+            continue
+        found[f"{module}{kind.__qualname__}"] += 1
+        for name, value in getattr(one, "__dict__", {}).items():
+            if isinstance(value, (dict, set, list)):
+                found[f"{module}{kind.__qualname__}.{name}"] += len(value)
+    return found
+
+
+def grown(before: Counter[str], after: Counter[str], by: int, *expected: str) -> dict[str, int]:
+    """What has grown by `by` at least, but for what is expected to."""
+    more = after - before
+    return {name: count for name, count in more.items() if count >= by and name not in expected}

@@ -1,0 +1,52 @@
+"""Saves in a row leave nothing in the controller but the newest 1,024 ids."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gym.protocol import StaleCheckpoint
+from rl.saves import EndedSaves
+from tests.living import grown, living
+from tests.rl.fakes import World
+
+FEW, MANY = 5, 40
+
+
+def test_the_newest_1024_saves_that_ended_are_remembered() -> None:
+    """Break: leave out the loop that drops the oldest."""
+    ended = EndedSaves()
+    for number in range(1024):
+        ended.remember(f"save-{number}")
+    for known in ("save-0", "save-1023"):
+        with pytest.raises(StaleCheckpoint):
+            ended.refuse(known)
+    ended.remember("one-more")
+    ended.refuse("save-0")
+    with pytest.raises(StaleCheckpoint):
+        ended.refuse("save-1")
+
+
+async def test_what_the_controller_holds_does_not_grow_with_saves(tmp_path: Path) -> None:
+    """Break: keep every `Save` that has ended in `CheckpointDesk`, or its task for the clearing."""
+    world = World(tmp_path)
+    await world.start()
+    world.hold("p0_g0")
+    for number in range(FEW):
+        await _one(world, number)
+    before = living("rl", "gym")
+    for number in range(FEW, FEW + MANY):
+        await _one(world, number)
+    remembered = ("rl.saves.Ended", "rl.saves.EndedSaves._ended")  # the newest 1,024
+    assert grown(before, living("rl", "gym"), MANY, *remembered) == {}
+
+
+async def _one(world: World, number: int) -> None:
+    """Every other one is given up after its cut."""
+    checkpoint = f"{number:08d}"
+    begun = await world.controller.begin_checkpoint(checkpoint, "named: never unchanged")
+    await world.controller.close_admission(checkpoint, 1)
+    await world.controller.cut_rl_state(checkpoint, begun.folder, 5)
+    published = begun.snapshot if number % 2 else None
+    world.controller.resume_checkpoint(checkpoint, published)
