@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from collections import Counter
 
 
 def living(*rooms: str) -> Counter[str]:
-    """Objects of these rooms and of asyncio by type, and entries of their containers by attribute.
+    """Objects of these rooms and tasks by type, and entries of their containers by attribute.
 
     Args:
         rooms: Packages, `gym` for one.
     """
-    prefixes = tuple(f"{room}." for room in (*rooms, "asyncio"))
+    prefixes = tuple(f"{room}." for room in rooms)
     found: Counter[str] = Counter()
     gc.collect()
     for one in gc.get_objects():
         kind = type(one)
-        module = "asyncio." if kind.__module__ == "_asyncio" else f"{kind.__module__}."
-        if not module.startswith(prefixes):
+        module = f"{kind.__module__}."  # a slot of a class has another thing of that name
+        if not module.startswith(prefixes) and kind is not asyncio.Task:
             continue
         found[f"{module}{kind.__qualname__}"] += 1
         for name, value in getattr(one, "__dict__", {}).items():
