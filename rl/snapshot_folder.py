@@ -178,6 +178,10 @@ class SnapshotFolder:
         """Names of all published snapshots of all lines, newest first."""
         return self._names.named(SNAPSHOT)
 
+    def on_current_line(self) -> list[str]:
+        """Names of those that `latest` chooses from, newest first; with one that cannot say."""
+        return self._on(incarnations.current_line(self.path))
+
     def manifest(self, name: str) -> SnapshotManifest:
         """A snapshot's manifest, checked against its own digest and, with a key, its HMAC.
 
@@ -219,7 +223,7 @@ class SnapshotFolder:
             NoSnapshot: The current line has none.
         """
         if wanted == "latest":
-            found = self._on(incarnations.current_line(self.path))
+            found = self.on_current_line()
             if not found:
                 raise NoSnapshot(
                     "the job has no snapshot on its current line; `turnpoint run` starts it from "

@@ -26,11 +26,21 @@ SnapshotArgument = Annotated[
 def list_snapshots(
     job_id: JobOption = None, state_dir: StateDir = None, as_json: AsJson = False
 ) -> None:
-    """List the job's snapshots, newest first. A damaged manifest is shown as such."""
+    """List the job's snapshots, newest first. A damaged manifest is shown as such.
+
+    `latest` is the newest of the current line; after a restore of an older snapshot, those that
+    its old line saved later are on another one.
+    """
     output = Output(as_json)
     folder = _folder(load_settings(job_id=job_id, state_dir=state_dir))
-    rows = [_row(folder, name) for name in folder.snapshots()]
-    table = Table("snapshot", "name", "saved", "incarnation", "unfinished", "finished", "bytes")
+    current = set(folder.on_current_line())
+    rows = [
+        {**_row(folder, name), "line": "current" if name in current else "other"}
+        for name in folder.snapshots()
+    ]
+    table = Table(
+        *("snapshot", "name", "saved", "incarnation", "line", "unfinished", "finished", "bytes")
+    )
     for row in rows:
         counts = row.get("counts", {})
         table.add_row(
@@ -38,6 +48,7 @@ def list_snapshots(
             row.get("name") or "",
             row.get("created_at", row.get("damaged", "")),
             str(row.get("incarnation", "")),
+            row["line"],
             str(counts.get("unfinished", "")),
             str(counts.get("finished", "")),
             str(row.get("bytes", "")),

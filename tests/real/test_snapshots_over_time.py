@@ -71,7 +71,8 @@ class Story:
     """Of the newer one of the old line."""
     inspected: dict[str, Any]
     """What `latest` is from then on."""
-    listed: list[str]
+    listed: dict[str, str]
+    """Line of each snapshot."""
     pruned: dict[str, Any]
     left: list[str]
 
@@ -98,7 +99,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
 
         back = _restored(live, newer, "--replace")
         inspected = live.cli("inspect")
-        listed = [row["snapshot"] for row in live.cli("list")]
+        listed = {row["snapshot"]: row["line"] for row in live.cli("list")}
         pruned = live.cli("prune", "--other-lines")
         yield Story(
             live=live,
@@ -319,6 +320,7 @@ def test_back_on_the_old_line_a_newer_number_of_the_other_one_is_not_taken(story
 
 def test_snapshots_of_another_line_stay_until_they_are_asked_for(story: Story) -> None:
     others = [story.later.snapshot, story.right_after.snapshot]
-    assert story.listed == [*others, story.newer, story.named]
+    lines = dict.fromkeys(others, "other") | dict.fromkeys((story.newer, story.named), "current")
+    assert story.listed == lines
     assert story.pruned["removed"] == others
     assert story.left == story.pruned["kept"] == [story.newer, story.named]

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from rl.snapshot_folder import SnapshotFolder
+from tests.rl.folder_cases import config_of, start_job
+from tests.rl.folder_cases import save as save_folder
 from workers import cli
 from workers.cli_output import EXIT_FAILED, EXIT_NOT_REACHABLE, EXIT_OK, EXIT_USAGE
 from workers.stack import Stack
@@ -119,6 +122,26 @@ def test_list_of_no_snapshots_is_empty(
     assert json.loads(capsys.readouterr().out) == []
     assert cli.run(["verify", "--json", "--state-dir", str(ended_stack)]) == EXIT_FAILED
     assert json.loads(capsys.readouterr().out)["error"]["code"] == "no_snapshot"
+
+
+def test_list_tells_the_current_line_from_others(
+    ended_stack: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Break: let `Line.holds` look at incarnations alone."""
+    config = config_of(ended_stack)
+    folder = SnapshotFolder(config)
+    start_job(config)
+    for number in (1, 2):
+        save_folder(folder, f"{number:08d}")
+    start_job(config, "snapshot_000001")
+    monkeypatch.setenv("TURNPOINT_SNAPSHOT_ROOT", str(config.snapshot_root))
+    words = ["list", "--json", "--job-id", config.job_id, "--state-dir", str(ended_stack)]
+    assert cli.run(words) == EXIT_OK
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["snapshot"], row["line"]) for row in rows] == [
+        ("snapshot_000002", "other"),
+        ("snapshot_000001", "current"),
+    ]
 
 
 def test_logs_prints_the_end_and_names_what_there_is(
