@@ -55,11 +55,14 @@ test-real: install ## Tests on real processes; those about the demo read its las
 
 test: check demo test-real ## What CI runs: at most 30 minutes with the install.
 
+test-long: install ## Minutes of real processes; a hundred saves write docs/results/hundred_saves.json.
+	$(BIN)/python -m pytest -q -m "long" $(TESTS)
+
 twin: install ## A job with 100 crashes against the undisturbed one; POINTS=N, SEED=N replays.
 	$(BIN)/python -m tests.twin.in_process --points 500 --write $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m tests.twin.real --points $(POINTS) --write $(if $(SEED),--seed $(SEED))
 
-test-all: test twin ## Everything; longer runs write dated results to docs/results.
+test-all: test test-long twin ## Everything; longer runs write dated results to docs/results.
 
 clean: ## Remove what was made, but not the environment.
 	rm -rf build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache *.egg-info

@@ -466,7 +466,7 @@ async def test_renewing_before_all_kinds_are_prepared_counts_as_held(
 async def test_nobody_is_asked_any_more_once_the_proof_of_a_driver_is_over(
     fakes: FakeFleet, fleet: Fleet
 ) -> None:
-    """Invariant 3. Break: give each kind a full lease, whatever has passed since the proof."""
+    """Invariant 3. Break: rl/save_phases.py: give each kind a full lease; seen red."""
     desk = GymDesk(fleet)
     fakes["policy_model"].hang("prepare", 0.4)
     with pytest.raises(StaleCheckpoint):

@@ -56,7 +56,6 @@ def test_reserving_makes_the_three_parts_and_a_repeat_finds_them(folder: Snapsho
 def test_reserving_sweeps_what_others_left_and_never_uses_a_number_twice(
     folder: SnapshotFolder,
 ) -> None:
-    """Invariant 2. Break: rl/snapshot_folder.py: sweep published folders too; seen red."""
     folder.reserve(FIRST, 1)
     second = folder.reserve(SECOND, 1)
     assert second.snapshot == "snapshot_000002"
@@ -101,6 +100,21 @@ def test_publishing_twice_recognises_its_own_folder(folder: SnapshotFolder) -> N
     assert _names(folder) == ["snapshot_000001"]
     with pytest.raises(StaleCheckpoint):
         folder.reserve(FIRST, 1)
+
+
+def test_a_save_that_fails_leaves_the_snapshot_before_as_it_was(folder: SnapshotFolder) -> None:
+    """Invariant 2. Break: rl/snapshot_folder.py: sweep published folders too; seen red."""
+    before = folder.path / save(folder, FIRST)
+    content = {path: path.read_bytes() for path in before.rglob("*") if path.is_file()}
+    reserved = folder.reserve(SECOND, 1)
+    files = write_files(folder.path / reserved.tmp)
+    (folder.path / reserved.tmp / files[0].path).unlink()
+    with pytest.raises(PublishRefused):
+        folder.publish(reserved.tmp, reserved.snapshot, manifest_of(reserved, SECOND), files)
+    folder.discard(SECOND)
+    assert folder.candidates("latest") == [before.name]
+    folder.verify(before.name)
+    assert content == {path: path.read_bytes() for path in before.rglob("*") if path.is_file()}
 
 
 def test_a_number_that_another_checkpoint_has_is_refused(folder: SnapshotFolder) -> None:
