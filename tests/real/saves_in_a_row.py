@@ -48,6 +48,14 @@ class SavesInARow:
         """How many times longer the last `of` pauses are than the first, by their medians."""
         return self.pauses(slice(-of, None)) / self.pauses(slice(of))
 
+    def phases(self, part: slice) -> dict[str, float]:
+        """Median milliseconds of each phase of some of the saves."""
+        ms: dict[str, list[float]] = {}
+        for one in self.saved[part]:
+            for phase in one.phases:
+                ms.setdefault(phase.phase, []).append(phase.ms)
+        return {phase: round(statistics.median(each), 1) for phase, each in ms.items()}
+
     def grown(self, since: int) -> dict[str, float]:
         """MiB by which each process has grown since the save with this index."""
         first, last = self.memory[since], self.memory[-1]
@@ -65,6 +73,11 @@ class SavesInARow:
                 f"last_{of}": round(self.pauses(slice(-of, None)), 3),
             },
             "slower": round(self.slower(of), 2),
+            "median_phase_ms": {
+                f"first_{of}": self.phases(slice(of)),
+                f"last_{of}": self.phases(slice(-of, None)),
+            },
+            "snapshot_bytes": {"first": self.saved[0].bytes, "last": self.saved[-1].bytes},
             f"grown_mib_since_save_{of}": self.grown(of - 1),
             "date": datetime.now(UTC).date().isoformat(),
             "command": "pytest tests/real/test_snapshots_over_time.py -k hundred",
