@@ -274,8 +274,8 @@ async def test_a_job_is_saved_killed_and_restored(address: str, tmp_path: Path) 
     assert await call(SINGLE_CONTROLLER, "start_pumps", 2) == 3
     await gym.release.remote("p0_g1", "p1_g0", "p1_g1")
     await _until(lambda: _finished(settings))
-    entries = await call(SINGLE_CONTROLLER, "rollouts", 2)
-    assert {e["state"] for e in entries} == {"finished"}
+    status = await call(SINGLE_CONTROLLER, "status")
+    assert (status.finished, status.failed, status.running) == (4, 0, 0)
 
     plane = await DataPlane.attach()
     names = [f"p{k}_g{j}" for k in range(2) for j in range(2)]
