@@ -32,7 +32,7 @@ from rl.messages import (
 )
 
 TASK_QUEUE = "turnpoint-snapshots"
-WORKFLOWS = ("SaveSnapshot", "RestoreSnapshot", "PruneSnapshots")
+WORKFLOW_TYPES = ("SaveSnapshot", "RestoreSnapshot", "PruneSnapshots")
 JOB_ATTRIBUTE = "TurnpointJob"
 """Search attribute that says whose a workflow is, whatever id somebody has given it."""
 

@@ -16,7 +16,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities.contract import (
     JOB_ATTRIBUTE,
-    WORKFLOWS,
+    WORKFLOW_TYPES,
     ClaimRequest,
     ClaimResult,
     DiscardContinuationsRequest,
@@ -146,7 +146,7 @@ class JobActivities:
         included: what the workflow itself says of its job counts first.
         """
         terminated = []
-        types = ", ".join(f'"{name}"' for name in WORKFLOWS)
+        types = ", ".join(f'"{name}"' for name in WORKFLOW_TYPES)
         query = (
             f'(WorkflowId STARTS_WITH "{request.job_id}/" OR {JOB_ATTRIBUTE} = "{request.job_id}")'
             f' AND WorkflowType IN ({types}) AND ExecutionStatus = "Running"'
