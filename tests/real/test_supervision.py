@@ -155,12 +155,15 @@ def first(live: Live) -> First:
 @pytest.fixture(scope="module")
 def short(live: Live, first: First) -> Short:
     words = ("--generations", "1", "--epochs", "40", "--max-inflight", "3", "--fresh")
-    with command(live, "run", *words, "--grace-s", "0.05") as run:
+    with command(live, "run", *words, "--grace-s", "4") as run:
         moves(live, 6)
         refused = live.cli("run", "--job-id", OTHER, fails=True)
         before = live.snapshots.snapshots()[0]
+        (policy,) = live.pids("policy")
+        policy.suspend()  # the calls under way keep the save from ending
         run.terminate()
         code, summary = run.end()
+        policy.resume()
     wait_for(lambda: live.snapshots.snapshots()[0] != before, "the save that goes on in Temporal")
     moves(live, 2)  # and the job
     return Short(code, summary, refused, before, live.snapshots.snapshots()[0])
