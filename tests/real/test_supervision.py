@@ -120,7 +120,7 @@ class Second:
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    stack = Live(tmp_path_factory.mktemp("supervision"), OPTIONS, port_base=28_000)
+    stack = Live(tmp_path_factory.mktemp("supervision"), OPTIONS, port_base=29_650)
     try:
         stack.up()
         yield stack
