@@ -101,7 +101,7 @@ def prune(
     so does the one the job goes on from.
     """
     output = Output(as_json)
-    settings = load_settings(job_id=job_id, state_dir=state_dir)
+    settings = settings_of_job(job_id, state_dir)
     given = PruneInput(
         job_id=settings.job_id,
         keep_latest_k=settings.keep_latest_k if keep_latest_k is None else keep_latest_k,

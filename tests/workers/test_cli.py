@@ -106,7 +106,7 @@ def test_save_without_temporal_is_4(ended_stack: Path, capsys: pytest.CaptureFix
     assert "127.0.0.1:26904" in json.loads(capsys.readouterr().out)["error"]["message"]
 
 
-@pytest.mark.parametrize("command", ["run", "save", "restore"])
+@pytest.mark.parametrize("command", ["run", "save", "restore", "prune"])
 def test_a_second_job_on_a_stack_is_3_names_both_and_touches_nothing(
     command: str, ended_stack: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
