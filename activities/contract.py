@@ -32,6 +32,9 @@ from rl.messages import (
 )
 
 TASK_QUEUE = "turnpoint-snapshots"
+WORKFLOW_TYPES = ("SaveSnapshot", "RestoreSnapshot", "PruneSnapshots")
+JOB_ATTRIBUTE = "TurnpointJob"
+"""Search attribute that says whose a workflow is, whatever id somebody has given it."""
 
 
 def schedule_id(job_id: str) -> str:

@@ -45,6 +45,7 @@ class ControllerActivities:
 
         Raises:
             ControllerLost: No controller of this job answers: restore it.
+            OtherJob: This worker, or the controller of its cluster, serves another job.
         """
         check_job(self._config, request.job_id)
         async with driving(self._client, None) as budget:
@@ -52,6 +53,7 @@ class ControllerActivities:
                 answer = await call(
                     SINGLE_CONTROLLER,
                     "begin_checkpoint",
+                    request.job_id,
                     request.checkpoint_id,
                     request.name,
                     limit_s=BEGIN_LIMIT_S,

@@ -11,9 +11,12 @@ import time
 
 from temporalio import activity
 from temporalio.client import Client
+from temporalio.common import SearchAttributeKey
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.contract import (
+    JOB_ATTRIBUTE,
+    WORKFLOW_TYPES,
     ClaimRequest,
     ClaimResult,
     DiscardContinuationsRequest,
@@ -39,6 +42,7 @@ from rl.messages import DATA_PLANE_HOST, SINGLE_CONTROLLER, JobConfig
 from rl.restore_phases import reset_servers
 from rl.snapshot_folder import SnapshotFolder
 
+_JOB = SearchAttributeKey.for_keyword(JOB_ATTRIBUTE)
 _ALIVE = ("running",)
 """A controller that was started or restored and not set going is one that nobody drives any
 more (design section 5): the next restore takes its place."""
@@ -70,7 +74,9 @@ class JobActivities:
         Raises:
             NoSnapshot, NotFound: There is nothing to restore from; nothing was touched.
             JobAlive: The job of the newest incarnation answers, and `replace` was not asked
-                for, or it is another job; nothing was touched.
+                for; nothing was touched.
+            OtherJob: This worker serves another job, or the cluster holds one; nothing was
+                touched.
             Superseded: Somebody else claimed it first; nothing was touched.
         """
         started = time.monotonic()
@@ -117,18 +123,13 @@ class JobActivities:
 
     async def _refuse_if_alive(self, request: ClaimRequest) -> None:
         try:
-            status = await job.alive(self._config)
+            status = await job.alive_here(self._config)
         except DeadlineExceeded:
             if not request.replace:
                 raise
             return  # it is there and silent: what replaces it kills it
         if status is None or status.state not in _ALIVE:
             return
-        if status.job_id != request.job_id:
-            raise JobAlive(
-                f"another job, {status.job_id}, lives in this Ray cluster",
-                participant=status.job_id,
-            )
         if request.replace:
             return
         raise JobAlive(
@@ -139,11 +140,20 @@ class JobActivities:
         )
 
     async def _terminate_others(self, request: ClaimRequest) -> list[str]:
-        """End every open workflow of the job but this one."""
+        """End every open workflow of the job but this one.
+
+        A save that somebody has started from the UI may have any id, another job's pattern
+        included: what the workflow itself says of its job counts first.
+        """
         terminated = []
-        query = f'WorkflowId STARTS_WITH "{request.job_id}/" AND ExecutionStatus = "Running"'
+        types = ", ".join(f'"{name}"' for name in WORKFLOW_TYPES)
+        query = (
+            f'(WorkflowId STARTS_WITH "{request.job_id}/" OR {JOB_ATTRIBUTE} = "{request.job_id}")'
+            f' AND WorkflowType IN ({types}) AND ExecutionStatus = "Running"'
+        )
         async for found in self._client.list_workflows(query):
-            if found.run_id == request.run_id:
+            job_id = found.typed_search_attributes.get(_JOB)
+            if found.run_id == request.run_id or job_id not in (None, request.job_id):
                 continue
             handle = self._client.get_workflow_handle(found.id, run_id=found.run_id)
             try:

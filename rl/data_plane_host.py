@@ -61,6 +61,10 @@ class DataPlaneHost:
         self._loaded: tuple[tuple[str, Sequence[WrittenFile]], int] | None = None
         self._broken = False
 
+    async def job_id(self) -> str:
+        """Whose data this is; answered at once, to everybody."""
+        return self._config.job_id
+
     async def ping(self, incarnation: int) -> None:
         """Answer once TransferQueue runs.
 

@@ -26,7 +26,7 @@ SNAPSHOT = re.compile(r"^snapshot_([0-9]{6,})$")
 TMP = re.compile(r"^tmp_snapshot_([0-9]{6,})-")
 TRASH = re.compile(r"^trash_snapshot_([0-9]{6,})-")
 _ID_LENGTH = 8
-_STRAY_FILE = re.compile(r"^\.?trash_file-")
+_STRAY_FILE = re.compile(r"^\.?trash_file_([0-9]{6,})-")
 
 
 def number_of(name: str) -> int:
@@ -114,7 +114,7 @@ class JobFolder:
         Its try lies outside the folder: one that dies, or a rename of the folder that comes in
         between, must not leave in it a file that no manifest names.
         """
-        outside = self.path / f"trash_file-{uuid4()}"
+        outside = self.path / f"trash_file_{number_of(tmp):06d}-{uuid4()}"
         write_durably(outside, data)
         try:
             os.rename(outside, self.path / tmp / name)
@@ -122,10 +122,13 @@ class JobFolder:
             outside.unlink(missing_ok=True)
         sync_folder(self.path / tmp)
 
-    def remove_stray_files(self) -> None:
-        """Remove what dead tries of `replace_file` left; only while none is under way."""
+    def remove_stray_files(self, below: int) -> None:
+        """Remove what dead tries of `replace_file` left, for folders with a lower number.
+
+        Nothing of those may be under way.
+        """
         for name in os.listdir(self.path):
-            if _STRAY_FILE.match(name):
+            if (found := _STRAY_FILE.match(name)) and int(found.group(1)) < below:
                 (self.path / name).unlink(missing_ok=True)
 
 

@@ -36,6 +36,7 @@ from rl.messages import (
     Workload,
 )
 from rl.nemo_gym import nemo_gym
+from rl.one_job import refuse_other_job
 from rl.single_controller import single_controller
 from rl.transfer_queue import CONTROLLER_NAMESPACE
 
@@ -43,6 +44,8 @@ _OVER = ("finished", "failed")
 _START_LIMIT_S = 120.0
 """TransferQueue's actors import torch: 6 to 15 s on two cores (reference/runtime.md)."""
 _STATUS_LIMIT_S = 10.0
+_WHOSE_LIMIT_S = 3.0
+"""A host that is still importing torch answers later; then its controller says whose it is."""
 _GONE_LIMIT_S = 30.0
 _POLL_S = 0.05
 _OWN = (SINGLE_CONTROLLER, NEMO_GYM, GENERATION, DATA_PLANE_HOST)
@@ -62,6 +65,33 @@ async def alive(config: JobConfig) -> ControllerStatus | None:
     except ActorLost:
         return None
     return status
+
+
+async def alive_here(config: JobConfig) -> ControllerStatus | None:
+    """Status of this job's controller; None: there is none, and nothing of another job either.
+
+    Raises:
+        OtherJob: The cluster holds another job, whatever state that is in: its rows are in it.
+        RayUnreachable: There is no cluster.
+        DeadlineExceeded: A controller is there and does not answer: who replaces it kills it.
+    """
+    refuse_other_job(config.job_id, await data_plane_job())
+    status = await alive(config)
+    refuse_other_job(config.job_id, status.job_id if status is not None else None)
+    return status
+
+
+async def data_plane_job() -> str | None:
+    """The job whose data plane lives in this cluster, with or without its controller.
+
+    Raises:
+        RayUnreachable: There is no cluster.
+    """
+    # One that does not answer, or is just dying, says nothing: the controller is asked next.
+    with contextlib.suppress(ActorLost, DeadlineExceeded):
+        found: str = await call(DATA_PLANE_HOST, "job_id", limit_s=_WHOSE_LIMIT_S)
+        return found
+    return None
 
 
 def data_plane_actors(config: JobConfig) -> list[str]:
@@ -243,27 +273,24 @@ async def start_fresh(
         The new incarnation.
 
     Raises:
-        JobAlive: A job lives in this cluster.
+        OtherJob: The cluster holds another job; nothing was touched.
+        JobAlive: This job lives in it.
         DatasetInvalid: `file:line` of the row that does not parse.
         Superseded: Somebody else has started or restored the job meanwhile.
         ServersMissing, ServerUnfit: The fleet is not what the job needs.
     """
     await asyncio.to_thread(Loader.open, workload)
     try:
-        found = await alive(config)
+        found = await alive_here(config)
     except DeadlineExceeded:
         if not replace:
             raise
         found = None  # it is there and silent: `kill_actors` ends it
     mine = await asyncio.to_thread(incarnations.owned_by, config.job_folder, str(owner["run_id"]))
-    if found is not None and (found.job_id, found.incarnation) == (config.job_id, mine):
+    if found is not None and found.incarnation == mine:
         if found.state != "starting":
             return found.incarnation
-    elif (
-        found is not None
-        and found.state not in _OVER
-        and not (replace and found.job_id == config.job_id)
-    ):
+    elif found is not None and found.state not in _OVER and not replace:
         raise JobAlive(
             f"job {found.job_id} (incarnation {found.incarnation}) is {found.state} here",
             participant=SINGLE_CONTROLLER,

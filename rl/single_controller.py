@@ -32,6 +32,7 @@ from rl.messages import (
     StartAnswer,
     Workload,
 )
+from rl.one_job import refuse_other_job
 from rl.snapshot_folder import SnapshotFolder
 from rl.transfer_queue import DataPlane
 
@@ -64,8 +65,15 @@ class SingleController:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._attaching = asyncio.Lock()
 
-    async def begin_checkpoint(self, checkpoint_id: str, name: str | None) -> BeginAnswer:
-        """See `CheckpointDesk.begin`; the answer tells the incarnation."""
+    async def begin_checkpoint(
+        self, job_id: str, checkpoint_id: str, name: str | None
+    ) -> BeginAnswer:
+        """See `CheckpointDesk.begin`; the answer tells the incarnation.
+
+        Raises:
+            OtherJob: A worker of another job has joined this cluster.
+        """
+        refuse_other_job(job_id, self._config.job_id)
         return await self._started().begin_checkpoint(checkpoint_id, name)
 
     async def close_admission(self, incarnation: int, checkpoint_id: str, budget_s: float) -> int:

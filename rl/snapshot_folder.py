@@ -76,8 +76,9 @@ class SnapshotFolder:
     def reserve(self, checkpoint_id: str, incarnation: int) -> Reserved:
         """Take the next number and make the unpublished folder with its three parts.
 
-        What other checkpoints left unpublished is renamed to trash, and trash is removed.
-        Repeatable: the same id gets the same folder.
+        What older checkpoints left unpublished is renamed to trash, and trash is removed. A
+        newer one has a higher number and is let be: a slow call must not sweep what a later
+        save has reserved meanwhile. Repeatable: the same id gets the same folder.
 
         Raises:
             Superseded: A newer incarnation exists.
@@ -89,9 +90,9 @@ class SnapshotFolder:
             raise StaleCheckpoint(f"this checkpoint is published as {published}")
         try:
             tmp = self._names.tmp_of(checkpoint_id) or self._names.make_tmp(checkpoint_id)
-            self.sweep(keep=tmp)
+            self.sweep(below=number_of(tmp))
             self._names.empty_trash()
-            self._names.remove_stray_files()
+            self._names.remove_stray_files(below=number_of(tmp))
         except OSError as error:
             raise FolderError(
                 f"the snapshot folder cannot be written: {error.strerror}",
@@ -168,9 +169,15 @@ class SnapshotFolder:
             name for name in self._names.named(TMP) if is_of(name, checkpoint_id)
         )
 
-    def sweep(self, keep: str | None = None) -> list[str]:
-        """Rename every unpublished folder but `keep` to trash; answers their trash names."""
-        return self._names.to_trash(name for name in self._names.named(TMP) if name != keep)
+    def sweep(self, below: int | None = None) -> list[str]:
+        """Rename unpublished folders to trash; answers their trash names.
+
+        Args:
+            below: Only those with a lower number; None for all.
+        """
+        return self._names.to_trash(
+            name for name in self._names.named(TMP) if below is None or number_of(name) < below
+        )
 
     # --- looking ------------------------------------------------------------------------------
 

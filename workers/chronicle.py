@@ -54,6 +54,8 @@ class Summary(BaseModel):
     state: str
     """The controller's last word, `terminated` (SIGTERM), `stopped` or `given_up`."""
     reason: str | None = None
+    code: str | None = None
+    """`job_finished`: it had finished before, and nothing was started."""
     rollouts_total: int = 0
     finished: int = 0
     failed: int = 0

@@ -68,7 +68,7 @@ for _module in (cli_stack, cli_run, cli_job, cli_snapshots):
 app.command("list", epilog=EXIT_CODES)(cli_snapshots.list_snapshots)
 
 _NOT_REACHABLE = {"server_unreachable", "ray_unreachable", "actor_lost"}
-_REFUSED = {"job_alive", "restore_not_finished"}
+_REFUSED = {"job_alive", "other_job", "restore_not_finished"}
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -102,7 +102,7 @@ def run(arguments: Sequence[str]) -> int:
         return EXIT_INTERRUPTED
     except WorkerRoomError as error:
         output.error(error.code, str(error))
-        return error.exit_code
+        return EXIT_REFUSED if error.code in _REFUSED else error.exit_code
     except TurnpointError as error:
         output.error(error.code, str(error))
         if error.code in _NOT_REACHABLE:

@@ -20,8 +20,8 @@ from activities.contract import (
 from workers import job_runs
 from workers.cli_output import EXIT_REFUSED, Output
 from workers.cli_phases import Phases, restored
-from workers.cli_stack import AsJson, JobOption, StateDir
-from workers.settings import Settings, load_settings
+from workers.cli_stack import AsJson, JobOption, StateDir, settings_of_job
+from workers.settings import Settings
 
 
 def save(
@@ -38,7 +38,7 @@ def save(
     Ctrl-C ends the looking on, not the save; cancel it in the Temporal UI.
     """
     output = Output(as_json)
-    settings = load_settings(job_id=job_id, state_dir=state_dir)
+    settings = settings_of_job(job_id, state_dir)
     given = SaveInput(job_id=settings.job_id, name=name)
     with Phases(output) as phases:
         result = asyncio.run(job_runs.save(settings, given, phases.show))
@@ -69,7 +69,7 @@ def restore(
     looking on.
     """
     output = Output(as_json)
-    settings = load_settings(job_id=job_id, state_dir=state_dir)
+    settings = settings_of_job(job_id, state_dir)
     given = RestoreInput(job_id=settings.job_id, snapshot=snapshot, strict=strict, replace=replace)
     with Phases(output) as phases:
         result = asyncio.run(_restore(settings, given, phases))
@@ -101,7 +101,7 @@ def prune(
     so does the one the job goes on from.
     """
     output = Output(as_json)
-    settings = load_settings(job_id=job_id, state_dir=state_dir)
+    settings = settings_of_job(job_id, state_dir)
     given = PruneInput(
         job_id=settings.job_id,
         keep_latest_k=settings.keep_latest_k if keep_latest_k is None else keep_latest_k,

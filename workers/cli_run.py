@@ -10,18 +10,19 @@ from typing import Annotated
 import typer
 
 from rl.messages import ControllerStatus, Workload
+from rl.one_job import refuse_other_job
 from workers import job_runs
 from workers.chronicle import Chronicle, LastSave, Summary
 from workers.cli_output import EXIT_FAILED, EXIT_NOT_REACHABLE, EXIT_TERMINATED, Output
 from workers.cli_phases import Phases, restored
-from workers.cli_stack import AsJson, JobOption, StateDir
-from workers.errors import NotRunning, Refused, Stopped
+from workers.cli_stack import AsJson, JobOption, StateDir, settings_of_job
+from workers.errors import FinishedAlready, NotRunning, Refused, Stopped
 from workers.example_rows import example_rows
 from workers.job_status import OVER
 from workers.last_save import last_save
 from workers.mending import Mender
 from workers.ray_side import JobWatch
-from workers.settings import Settings, load_settings
+from workers.settings import Settings
 from workers.stack import Stack
 from workers.supervisor import GivenUp, Supervisor
 
@@ -61,13 +62,15 @@ def run(
     When a process that holds state is lost, or all of them, the job is restored from its newest
     snapshot; one without state is started again. What is noticed and done is in
     `turnpoint logs supervisor`. With a snapshot the workload is the snapshot's: --rows and its
-    companions do not apply. A job that runs already is refused (exit code 3).
+    companions do not apply. A job that runs already is refused (exit code 3), and so is a second
+    job on the stack or cluster of another; one that has finished is left as it is (exit code 0)
+    unless --fresh.
 
     Ctrl-C ends the supervision, not the job. SIGTERM (a preemption notice) makes a last save
     within --grace-s and ends with 143; the stack stays up unless --down.
     """
     output = Output(as_json)
-    settings = load_settings(job_id=job_id, state_dir=state_dir)
+    settings = settings_of_job(job_id, state_dir)
     workload = Workload(
         dataset=(rows or example_rows()).absolute(),
         generations=generations,
@@ -76,7 +79,8 @@ def run(
     )
     command = _Run(settings, workload, output, fresh=fresh, grace_s=grace_s, down=down)
     if detach:
-        output.result(asyncio.run(command.begin_only()))
+        begun = asyncio.run(command.begin_only())
+        output.result(begun, _sentence(begun) if isinstance(begun, Summary) else None)
         return
     summary = asyncio.run(command.to_the_end())
     output.result(summary, _sentence(summary))
@@ -111,11 +115,14 @@ class _Run:
         self._last: ControllerStatus | None = None
         self._supervisor: Supervisor | None = None
 
-    async def begin_only(self) -> job_runs.Begun:
-        """Start the job; it goes on by itself."""
+    async def begin_only(self) -> job_runs.Begun | Summary:
+        """Start the job; it goes on by itself. A summary of one that has finished already."""
         with Phases(self._output) as phases:
-            async with JobWatch(self._settings) as watch:
-                return await self._begin(watch, phases)
+            try:
+                async with JobWatch(self._settings) as watch:
+                    return await self._begin(watch, phases)
+            except FinishedAlready as error:
+                return self._left_as_it_is(error)
 
     async def to_the_end(self) -> Summary:
         """Start the job and supervise it, until its end or a SIGTERM."""
@@ -146,7 +153,11 @@ class _Run:
             ) from None
         if not seen.reachable:
             raise NotRunning("no Ray cluster answers: start the stack with `turnpoint up`")
+        refuse_other_job(self._settings.job_id, seen.other_job)
         now = seen.controller
+        if now is not None and now.state == "finished" and not self._fresh:
+            self._last = now
+            raise FinishedAlready(now.incarnation)
         if seen.silent or (now is not None and now.state not in OVER):
             which = f" as incarnation {now.incarnation}" if now is not None else ""
             raise Refused(
@@ -193,6 +204,8 @@ class _Run:
     def _ended(self, supervising: asyncio.Task[ControllerStatus]) -> Summary:
         try:
             self._last = supervising.result()
+        except FinishedAlready as error:
+            return self._left_as_it_is(error)
         except Stopped as error:
             return self._summary("stopped", str(error))
         except GivenUp as error:
@@ -224,6 +237,9 @@ class _Run:
                 "left_up", "the stack and the job go on; `turnpoint down` ends them"
             )
         return self._summary("terminated", "SIGTERM", saved)
+
+    def _left_as_it_is(self, error: FinishedAlready) -> Summary:
+        return self._summary("finished", str(error)).model_copy(update={"code": error.code})
 
     def _summary(self, state: str, reason: str | None, saved: LastSave | None = None) -> Summary:
         last, chronicle = self._last, self._chronicle

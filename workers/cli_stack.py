@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from rl.errors import OtherJob
 from workers.cli_output import EXIT_FAILED, EXIT_NOT_REACHABLE, Output
 from workers.cli_phases import Phases
 from workers.doctor import examine
@@ -18,7 +19,7 @@ from workers.following import follow_to_the_end
 from workers.job_status import look_at_job
 from workers.processes import log_tail
 from workers.settings import Settings, load_settings
-from workers.stack import Stack
+from workers.stack import Stack, settings_of
 from workers.stack_record import StackRecord
 
 StateDir = Annotated[
@@ -30,6 +31,24 @@ JobOption = Annotated[
 ]
 
 LOG_LOOK_EVERY_S = 0.2
+
+
+def settings_of_job(job_id: str | None, state_dir: Path | None) -> Settings:
+    """The settings of a command that works on a job: on the one of this folder's stack.
+
+    Raises:
+        OtherJob: The stack was started for another job; nothing was touched.
+    """
+    settings = load_settings(job_id=job_id, state_dir=state_dir)
+    record = Stack(settings).record()
+    if record is not None and (theirs := settings_of(record).job_id) != settings.job_id:
+        raise OtherJob(
+            f"the stack in {settings.state_dir} is that of job {theirs!r}, and one stack has one "
+            f"job: start another for {settings.job_id!r} with `turnpoint up --job-id "
+            f"{settings.job_id} --state-dir FOLDER`",
+            participant=theirs,
+        )
+    return settings
 
 
 def up(

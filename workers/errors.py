@@ -8,6 +8,7 @@ WorkerRoomError                the next step is in the sentence
 ├── Stopped                    the stack was ended on purpose; nothing is brought back
 ├── NotRunning                 nothing answers: the stack is not up
 └── Refused                    the job is in a state in which the command makes no sense
+    └── FinishedAlready        `run` has nothing to do: exit code 0, nothing is touched
 """
 
 from __future__ import annotations
@@ -53,6 +54,24 @@ class Refused(WorkerRoomError):
 
     exit_code = 3
     code = "refused"
+
+
+class FinishedAlready(Refused):
+    """The job has come to its end, and its rows are there: what `run` is for is done.
+
+    Args:
+        incarnation: The one that has finished.
+    """
+
+    exit_code = 0
+    code = "job_finished"
+
+    def __init__(self, incarnation: int) -> None:
+        """Say how to start it over."""
+        super().__init__(
+            f"it has finished already, as incarnation {incarnation}: nothing was started; "
+            "`turnpoint run --fresh` starts it over, as a new line"
+        )
 
 
 class NotRunning(WorkerRoomError):

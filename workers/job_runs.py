@@ -122,8 +122,19 @@ def has_snapshot_on_line(config: JobConfig) -> bool:
         return False
 
 
-async def save(settings: Settings, given: SaveInput, shown: Shown) -> SaveResult:
+async def save(
+    settings: Settings,
+    given: SaveInput,
+    shown: Shown,
+    started: Callable[[], None] = lambda: None,
+) -> SaveResult:
     """Run `SaveSnapshot` and follow it.
+
+    Args:
+        settings: Of the job.
+        given: Input of the workflow.
+        shown: Told its phases.
+        started: Told that Temporal has it: from here it goes on by itself.
 
     Raises:
         Refused: The controller refuses a save now.
@@ -132,6 +143,7 @@ async def save(settings: Settings, given: SaveInput, shown: Shown) -> SaveResult
     client = await connect(settings)
     id = workflow_id(given.job_id, "save", given.name)
     handle = await start(client, "SaveSnapshot", given, id)
+    started()
     return await _telling_refusals(follow(handle, SaveResult, shown))
 
 

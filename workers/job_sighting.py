@@ -22,7 +22,9 @@ class JobSighting(BaseModel):
     silent: bool = False
     """There is a controller, and it does not answer."""
     controller: ControllerStatus | None = None
-    """None: there is none (or it is silent)."""
+    """None: there is none (or it is silent, or another job's)."""
+    other_job: str | None = None
+    """The job whose controller is there instead."""
     servers: list[JoinedServer] = []
     """The Gym servers as they joined the controller's incarnation."""
     actors: list[str] = []

@@ -1,7 +1,7 @@
 """The save that a SIGTERM to `turnpoint run` asks for: a preemption notice.
 
-Guarantees: it returns within the grace period and says what came of it. A save that has not
-ended by then goes on as a workflow, for as long as the machine does.
+Guarantees: it returns within the grace period and says what came of it. A save that has been
+started and has not ended by then goes on as a workflow, for as long as the machine does.
 """
 
 from __future__ import annotations
@@ -26,10 +26,17 @@ async def last_save(settings: Settings, grace_s: float, shown: Shown) -> LastSav
     """Save once more, within `grace_s` seconds; never raises for a save that fails."""
     if grace_s <= 0:
         return LastSave(outcome="none", reason="no time was granted for it (--grace-s)")
+    under_way = asyncio.Event()
     try:
         async with asyncio.timeout(grace_s):
-            return await _saved(settings, shown)
+            return await _saved(settings, shown, under_way)
     except TimeoutError:
+        if not under_way.is_set():
+            return LastSave(
+                outcome="none",
+                snapshot=_newest(settings),
+                reason=f"no save could be started within {grace_s:g} s",
+            )
         return LastSave(
             outcome="not_finished",
             snapshot=_newest(settings),
@@ -37,13 +44,15 @@ async def last_save(settings: Settings, grace_s: float, shown: Shown) -> LastSav
         )
 
 
-async def _saved(settings: Settings, shown: Shown) -> LastSave:
+async def _saved(settings: Settings, shown: Shown, under_way: asyncio.Event) -> LastSave:
+    given = SaveInput(job_id=settings.job_id)
     while True:
         try:
-            result = await job_runs.save(settings, SaveInput(job_id=settings.job_id), shown)
+            result = await job_runs.save(settings, given, shown, under_way.set)
         except (WorkerRoomError, TurnpointError) as error:
             code = error.reason if isinstance(error, job_runs.NotNow) else error.code
             if code in _PASSING:
+                under_way.clear()
                 await asyncio.sleep(_PAUSE_S)
                 continue
             if code == "unchanged":

@@ -1,7 +1,8 @@
 """What a supervisor sees: processes of the stack, Gym servers, the job in Ray, claims on disk.
 
 Guarantees: it changes nothing. Nothing is taken for lost because it could not be asked: what is
-being started, and looks into Ray that began before the job came to life, are left out.
+being started, and looks into Ray that began before the job came to life, are left out. A claim
+counts as worked on until a look into Ray that began after its claimant had ended.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class Lookout:
         self._saw = saw
         self._alive_since = self._answered_at = self._reached_at = time.monotonic()
         self._claim_seen: tuple[int, float] = (0, 0.0)
+        self._claim_left: tuple[int, float] = (0, 0.0)
         record = mender.stack.record()
         self._stack_id = record.stack_id if record is not None else None
 
@@ -78,9 +80,10 @@ class Lookout:
         """
         await self._follow_the_stack()
         answering = await self._answering(gym)
-        newest = await asyncio.to_thread(self._newest)
-        driven = newest > incarnation and not recovering and await self._is_driven(newest)
         sighting = self._sighting(incarnation, recovering)
+        # After the looks: what a claim has ended must not be seen without the claim.
+        newest = await asyncio.to_thread(self._newest)
+        driven = newest > incarnation and not recovering and await self._is_driven(newest, sighting)
         now = time.monotonic()
         stack = self._mender.stack
         record = stack.record()
@@ -150,8 +153,19 @@ class Lookout:
     def _newest(self) -> int:
         return incarnations.newest(self.settings.job_config().job_folder)
 
-    async def _is_driven(self, newest: int) -> bool:
-        """Whether whoever claimed the newest incarnation still works on it."""
+    async def _is_driven(self, newest: int, sighting: JobSighting | None) -> bool:
+        """Whether whoever claimed the newest incarnation still works on it.
+
+        A claimant that has just ended may have brought the job to life after the newest look
+        into Ray began: the next look tells.
+        """
+        if await self._is_worked_on(newest):
+            return True
+        if self._claim_left[0] != newest:
+            self._claim_left = (newest, time.monotonic())
+        return sighting is None or sighting.at < self._claim_left[1]
+
+    async def _is_worked_on(self, newest: int) -> bool:
         if self._claim_seen[0] != newest:
             self._claim_seen = (newest, time.monotonic())
         waited_s = time.monotonic() - self._claim_seen[1]

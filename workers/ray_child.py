@@ -62,7 +62,8 @@ async def look(
         actors = await job.named_actors()
         status = await job.alive(config)
         if status is None or status.job_id != config.job_id:
-            return JobSighting(at=at, reachable=True, actors=actors), None
+            other = status.job_id if status is not None else None
+            return JobSighting(at=at, reachable=True, actors=actors, other_job=other), None
         if joined is None or joined[0] != status.incarnation:
             servers = await call(
                 SINGLE_CONTROLLER, "servers", status.incarnation, limit_s=SERVERS_LIMIT_S

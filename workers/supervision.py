@@ -1,8 +1,8 @@
 """What a supervisor does about what it sees: one pure function, `decide`.
 
 - `End`: the job has finished. `Leave`: the stack was ended with `turnpoint down`.
-- Another incarnation was claimed: `Adopt` it if it lives, `Wait` while somebody works on it,
-  `Recover` if nobody does.
+- Another incarnation was claimed: `Adopt` it if it lives, `Wait` while somebody works on it (and
+  while its controller is there and silent), `Recover` if nobody does or Ray is lost to it.
 - `Recover` (the whole job is restored): Ray, a Gym server, the controller or an actor of the
   data plane is gone or another instance; the job has failed; the controller stays silent.
 - `Restart`: a worker, Temporal or the policy is gone. `Revive`: the generation endpoint's or the
@@ -126,10 +126,11 @@ def decide(seen: Seen) -> Deed:
     if not seen.recovering and seen.newest > seen.incarnation:
         if status is not None and status.incarnation == seen.newest and status.state == "running":
             return Adopt(seen.newest)
-        if not seen.claim_driven:
-            reason = f"incarnation {seen.newest} was claimed and is not alive"
-            return Recover((reason,), _ray_is_lost(seen))
-        return _mended(seen)
+        if _ray_is_lost(seen):  # whoever works on it gets nowhere: all it has started is gone
+            return Recover(tuple(_ray_losses(seen)), ray_is_lost=True)
+        if seen.claim_driven or _may_live(seen):
+            return _mended(seen)
+        return Recover((f"incarnation {seen.newest} was claimed and is not alive",))
     if reasons := tuple(_losses(seen)):
         return Recover(reasons, _ray_is_lost(seen))
     return _mended(seen)
@@ -137,14 +138,11 @@ def decide(seen: Seen) -> Deed:
 
 def _losses(seen: Seen) -> Iterator[str]:
     """Everything with state that is lost, a sentence each."""
-    if RAY in seen.gone:
-        yield "ray is gone"
+    yield from _ray_losses(seen)
     for name in sorted(seen.gone & seen.gym):
         yield f"{name} is gone"
     if seen.recovering:
         return
-    if _ray_is_lost(seen) and RAY not in seen.gone:
-        yield f"ray has not answered for {seen.unreachable_s:.0f} s"
     if seen.job is None or not seen.job.reachable:
         return  # what nobody could look at is not lost by that
     if seen.job.silent:
@@ -164,6 +162,20 @@ def _losses(seen: Seen) -> Iterator[str]:
         is_gone = server.name in seen.gone
         if not is_gone and answers and server.instance_id and answers != server.instance_id:
             yield f"{server.name} is another instance than the one that joined"
+
+
+def _ray_losses(seen: Seen) -> Iterator[str]:
+    if RAY in seen.gone:
+        yield "ray is gone"
+    elif _ray_is_lost(seen):
+        yield f"ray has not answered for {seen.unreachable_s:.0f} s"
+
+
+def _may_live(seen: Seen) -> bool:
+    """Whether the newest incarnation may be alive for all that anybody could see."""
+    if seen.job is None or not seen.job.reachable:
+        return True
+    return seen.job.silent and seen.silent_s <= SILENT_S
 
 
 def _ray_is_lost(seen: Seen) -> bool:

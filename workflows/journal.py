@@ -23,9 +23,9 @@ from temporalio.exceptions import (
 with workflow.unsafe.imports_passed_through():  # pure pydantic: costs 6 to 57 ms a run otherwise
     from pydantic import BaseModel, ValidationError
 
-    from activities.contract import PhaseReport
+    from activities.contract import JOB_ATTRIBUTE, PhaseReport
 
-JOB = SearchAttributeKey.for_keyword("TurnpointJob")
+JOB = SearchAttributeKey.for_keyword(JOB_ATTRIBUTE)
 SNAPSHOT = SearchAttributeKey.for_keyword("TurnpointSnapshot")
 OUTCOME = SearchAttributeKey.for_keyword("TurnpointOutcome")
 PAUSE_MS = SearchAttributeKey.for_int("TurnpointPauseMs")

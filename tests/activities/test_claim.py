@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from temporalio.client import Client
+from temporalio.common import SearchAttributePair, TypedSearchAttributes
 from temporalio.testing import ActivityEnvironment
 
 from activities import job as job_activities
@@ -16,11 +17,12 @@ from activities.job import JobActivities
 from gym.client import GymClient
 from gym.protocol import DeadlineExceeded
 from rl import incarnations, job
-from rl.errors import JobAlive, NoSnapshot, Superseded
+from rl.errors import JobAlive, NoSnapshot, OtherJob, Superseded
 from rl.messages import ControllerStatus, JobConfig
 from rl.snapshot_folder import SnapshotFolder
 from tests.rl.folder_cases import config_of
 from tests.workers.test_supervision import status
+from workflows.journal import JOB
 
 
 class Cluster:
@@ -29,12 +31,16 @@ class Cluster:
     def __init__(self, config: JobConfig) -> None:
         self.config = config
         self.controller: ControllerStatus | Exception | None = None
+        self.data: str | None = None
         self.done: list[str] = []
 
     async def alive(self, _: JobConfig) -> ControllerStatus | None:
         if isinstance(self.controller, Exception):
             raise self.controller
         return self.controller
+
+    async def data_plane_job(self) -> str | None:
+        return self.data
 
     async def actors(self) -> list[Any]:
         return []
@@ -68,6 +74,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
         return None
 
     monkeypatch.setattr(job, "alive", found.alive)
+    monkeypatch.setattr(job, "data_plane_job", found.data_plane_job)
     monkeypatch.setattr(job, "actors", found.actors)
     monkeypatch.setattr(job, "kill_actors", found.kill_actors)
     monkeypatch.setattr(job_activities, "prove", proven)
@@ -75,6 +82,39 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     monkeypatch.setattr(job_activities, "pause_for_restore", paused)
     monkeypatch.setattr(job_activities, "driving", _not_driven)
     return found
+
+
+class Found:
+    """An open workflow as a list shows it."""
+
+    def __init__(self, id: str, job_id: str | None, *, run_id: str = "another") -> None:
+        self.id, self.run_id = id, run_id
+        pairs = [SearchAttributePair(JOB, job_id)] if job_id is not None else []
+        self.typed_search_attributes = TypedSearchAttributes(pairs)
+
+
+class Temporal:
+    """Lists the workflows it is given, and writes down which are terminated."""
+
+    def __init__(self, *found: Found) -> None:
+        self._found = found
+        self.query = ""
+        self.terminated: list[str] = []
+
+    async def list_workflows(self, query: str) -> AsyncIterator[Found]:
+        self.query = query
+        for found in self._found:
+            yield found
+
+    def get_workflow_handle(self, id: str, *, run_id: str) -> Any:
+        temporal = self
+
+        class Handle:
+            async def terminate(self, reason: str) -> None:
+                assert run_id == "another"
+                temporal.terminated.append(id)
+
+        return Handle()
 
 
 class _not_driven:  # stands for an asynchronous context
@@ -123,11 +163,44 @@ async def test_a_replacement_that_loses_the_claim_touches_nothing(
     assert cluster.done == []
 
 
-async def test_another_job_of_the_cluster_is_never_replaced(cluster: Cluster) -> None:
-    cluster.controller = status(job_id="other")
-    with pytest.raises(JobAlive, match="other"):
+@pytest.mark.parametrize("state", ["running", "finished", "failed"])
+async def test_another_job_of_the_cluster_is_never_replaced(cluster: Cluster, state: str) -> None:
+    """Its rows are in the cluster whatever has become of it. Break: refuse only a running one."""
+    cluster.controller = status(state, job_id="other")
+    with pytest.raises(OtherJob, match="'other'"):
         await cluster.claim(replace=True)
     assert cluster.done == []
+    assert incarnations.newest(cluster.config.job_folder) == 1
+
+
+@pytest.mark.parametrize("silent", [False, True])
+async def test_the_data_of_another_job_is_not_replaced_without_its_controller(
+    cluster: Cluster, silent: bool
+) -> None:
+    """Break: ask the controller alone."""
+    cluster.controller = DeadlineExceeded("no answer") if silent else None
+    cluster.data = "other"
+    with pytest.raises(OtherJob, match="'other'"):
+        await cluster.claim(replace=True)
+    assert cluster.done == []
+
+
+async def test_the_jobs_open_workflows_are_ended_whatever_their_id_and_no_other(
+    cluster: Cluster,
+) -> None:
+    """Break: go by the ids alone; or by the query alone."""
+    temporal = Temporal(
+        Found("job-1/save/a", None),
+        Found("job-1/restore/x", "job-1", run_id="run-x"),
+        Found("by-hand", "job-1"),
+        Found("job-1/save/of-another", "job-2"),
+    )
+    activities = JobActivities(cast(Client, temporal), cluster.config, cast(GymClient, None))
+    request = ClaimRequest(job_id="job-1", workflow_id="job-1/restore/x", run_id="run-x")
+    assert await activities._terminate_others(request) == ["job-1/save/a", "by-hand"]
+    assert temporal.terminated == ["job-1/save/a", "by-hand"]
+    assert 'TurnpointJob = "job-1"' in temporal.query
+    assert 'WorkflowType IN ("SaveSnapshot", "RestoreSnapshot", "PruneSnapshots")' in temporal.query
 
 
 async def test_a_silent_controller_is_no_reason_to_claim_without_replace(cluster: Cluster) -> None:

@@ -15,13 +15,22 @@ from typing import Any
 
 import pytest
 import ray
+from pydantic import SecretStr
 
+from gym.client import GymClient
 from gym.protocol import CheckpointConflict, StaleCheckpoint, StaleIncarnation
 from rl import incarnations
 from rl.actors import call
 from rl.data_plane_host import data_plane_host
-from rl.errors import ControllerLost, Superseded
-from rl.job import alive, kill_actors, start_single_controller
+from rl.errors import ControllerLost, OtherJob, Superseded
+from rl.job import (
+    actors,
+    alive,
+    alive_here,
+    kill_actors,
+    start_fresh,
+    start_single_controller,
+)
 from rl.messages import DATA_PLANE_HOST, NEMO_GYM, SINGLE_CONTROLLER, JobConfig, Workload
 from rl.recovery_ledger import LEDGER_FILE, RecoveryLedger
 from rl.transfer_queue import STAGING, TRAINING, DataPlane
@@ -211,7 +220,7 @@ async def test_a_job_is_saved_killed_and_restored(address: str, tmp_path: Path) 
 
     # not started: refused, but for status
     with pytest.raises(ControllerLost):
-        await call(SINGLE_CONTROLLER, "begin_checkpoint", SAVE, None)
+        await call(SINGLE_CONTROLLER, "begin_checkpoint", settings.job_id, SAVE, None)
     with pytest.raises(ControllerLost):
         await call(SINGLE_CONTROLLER, "renew", 1, SAVE, 5.0)
     status = await alive(settings)
@@ -234,8 +243,21 @@ async def test_a_job_is_saved_killed_and_restored(address: str, tmp_path: Path) 
     await gym.release.remote("p0_g0")
     await _until(lambda: _acknowledged(gym, 1))
 
+    # a second job on this cluster is refused, and nothing is touched
+    other = settings.model_copy(update={"job_id": "other"})
+    with pytest.raises(OtherJob, match="other"):
+        await call(SINGLE_CONTROLLER, "begin_checkpoint", "other", SAVE, None)
+    with pytest.raises(OtherJob, match="one holds one job"):
+        await alive_here(other)
+    async with GymClient(SecretStr("t" * 40)) as client:
+        with pytest.raises(OtherJob):
+            owner = {"run_id": "x"}
+            await start_fresh(other, workload, owner, client, replace=True)
+    assert not other.job_folder.exists()
+    assert (await alive_here(settings)) == await alive(settings)
+
     # the save
-    begun = await call(SINGLE_CONTROLLER, "begin_checkpoint", SAVE, None)
+    begun = await call(SINGLE_CONTROLLER, "begin_checkpoint", settings.job_id, SAVE, None)
     assert begun.agreed, begun
     await call(SINGLE_CONTROLLER, "close_admission", 1, SAVE, 5.0)
     assert await call(SINGLE_CONTROLLER, "renew", 1, SAVE, 30.0)
@@ -253,8 +275,14 @@ async def test_a_job_is_saved_killed_and_restored(address: str, tmp_path: Path) 
     ledger = RecoveryLedger.decode((folder / LEDGER_FILE).read_bytes())
     assert ledger["p0_g0"].finished and ledger["p1_g1"].staging_keys == ["1/p1_g1/call-0"]
 
+    # its rows are another job's business, too, once its controller is dead
+    await kill_actors([a for a in await actors() if a.name == SINGLE_CONTROLLER])
+    with pytest.raises(OtherJob):
+        await alive_here(other)
+    assert await alive_here(settings) is None
+
     # everything is killed; the rest of the turn is lost with it
-    assert sorted(await kill_actors())[:3] == [DATA_PLANE_HOST, NEMO_GYM, SINGLE_CONTROLLER]
+    assert sorted(await kill_actors())[:2] == [DATA_PLANE_HOST, NEMO_GYM]
     assert await kill_actors() == []
     assert await alive(settings) is None
     cluster_forget()

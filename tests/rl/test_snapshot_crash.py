@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from gym.protocol import WrittenFile
-from rl.errors import Unpublished
+from rl.errors import FolderError, Unpublished
+from rl.folder_names import JobFolder, number_of
 from rl.manifest import SnapshotManifest
 from rl.snapshot_folder import Reserved, SnapshotFolder
 from tests.rl.folder_cases import (
@@ -24,6 +26,7 @@ from tests.rl.folder_cases import (
 )
 
 pytestmark = pytest.mark.real
+NEXT = "dddddddd-4"
 
 
 class Case:
@@ -88,6 +91,47 @@ def test_a_publish_that_dies_is_discarded_whole_unless_it_was_published(tmp_path
         points += 1
         cases.append(Case(tmp_path / str(points)))
     assert points > 20
+
+
+def test_a_slow_reserve_leaves_the_next_saves_folder_alone(tmp_path: Path) -> None:
+    """The save that reserves has ended meanwhile, and the next one reserves at each of its steps.
+
+    Break: sweep every folder but one's own, and the next save fails though nothing is lost.
+    """
+    points = 0
+    while (following := _reserve_at(Case(tmp_path / str(points)), points)) is not None:
+        case, reserved = following
+        assert (case.folder.path / reserved.tmp).is_dir(), points
+        files = write_files(case.folder.path / reserved.tmp)
+        case.folder.publish(reserved.tmp, reserved.snapshot, manifest_of(reserved, NEXT), files)
+        assert reserved.snapshot in case.intact(), points
+        points += 1
+    assert points > 5
+
+
+def _reserve_at(case: Case, point: int) -> tuple[Case, Reserved] | None:
+    """Reserve for a save that ends, with the next save's whole reserve before step `point`."""
+    found: list[Reserved] = []
+
+    def before(number: int) -> None:
+        if number == point:
+            found.append(case.folder.reserve(NEXT, 1))
+
+    # The next save may have cleared away what the slow one was building: that one has ended.
+    with at_each_step(before, lambda _: None), contextlib.suppress(FolderError):
+        case.folder.reserve("cccccccc-3", 1)
+    case.folder.discard("cccccccc-3")
+    return (case, found[0]) if found else None
+
+
+def test_a_slow_reserve_removes_no_manifest_that_is_being_written(tmp_path: Path) -> None:
+    """Break: remove every stray file."""
+    case = Case(tmp_path / "0")
+    slow = JobFolder(case.folder.path)
+    below = number_of(case.reserved.tmp) - 1
+    with at_each_step(lambda _: slow.remove_stray_files(below), lambda _: None):
+        case.publish()
+    assert case.intact() == ["snapshot_000002", "snapshot_000001"]
 
 
 def _interfere(case: Case, deed: Callable[[], object], at: int) -> object:

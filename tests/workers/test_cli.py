@@ -13,7 +13,7 @@ from rl.snapshot_folder import SnapshotFolder
 from tests.rl.folder_cases import config_of, start_job
 from tests.rl.folder_cases import save as save_folder
 from workers import cli
-from workers.cli_output import EXIT_FAILED, EXIT_NOT_REACHABLE, EXIT_OK, EXIT_USAGE
+from workers.cli_output import EXIT_FAILED, EXIT_NOT_REACHABLE, EXIT_OK, EXIT_REFUSED, EXIT_USAGE
 from workers.stack import Stack
 from workers.stack_record import StackRecord
 
@@ -104,6 +104,19 @@ def test_save_without_temporal_is_4(ended_stack: Path, capsys: pytest.CaptureFix
     words = ["save", "--json", "--state-dir", str(ended_stack)]
     assert cli.run(words) == EXIT_NOT_REACHABLE
     assert "127.0.0.1:26904" in json.loads(capsys.readouterr().out)["error"]["message"]
+
+
+@pytest.mark.parametrize("command", ["run", "save", "restore", "prune"])
+def test_a_second_job_on_a_stack_is_3_names_both_and_touches_nothing(
+    command: str, ended_stack: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Break: take the job from the flag, everything else from the stack."""
+    words = [command, "--job-id", "other", "--json", "--state-dir", str(ended_stack)]
+    assert cli.run(words) == EXIT_REFUSED
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["code"] == "other_job"
+    assert "'demo'" in error["message"] and "turnpoint up --job-id other" in error["message"]
+    assert sorted(path.name for path in ended_stack.iterdir()) == ["logs", "stack.json"]
 
 
 def test_bad_configuration_is_2_and_names_the_key(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,18 @@ def settings(tmp_path: Path) -> Settings:
     )
 
 
-def saves(monkeypatch: pytest.MonkeyPatch, *outcomes: SaveResult | Exception | None) -> None:
-    """What the saves come to, one after the other; None never ends."""
+def saves(
+    monkeypatch: pytest.MonkeyPatch, *outcomes: SaveResult | Exception | None, starts: bool = True
+) -> None:
+    """What the saves come to, one after the other; None never ends, or does not even start."""
     left = list(outcomes)
 
-    async def save(*_: Any) -> SaveResult:
+    async def save(*words: Any) -> SaveResult:
         outcome = left.pop(0)
+        if not starts:
+            await asyncio.Event().wait()
+        started: Callable[[], None] = words[3]
+        started()
         if outcome is None:
             await asyncio.Event().wait()
         if isinstance(outcome, Exception):
@@ -72,6 +79,25 @@ async def test_the_grace_period_is_kept(
     saved = await last_save(settings, 0.2, lambda _: None)
     assert time.monotonic() - began < 2
     assert saved.outcome == "not_finished"
+    assert "goes on in Temporal" in (saved.reason or "")
+
+
+async def test_a_save_that_never_started_does_not_go_on(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Break: take the end of the grace period for a save that is under way."""
+    saves(monkeypatch, None, starts=False)
+    saved = await last_save(settings, 0.1, lambda _: None)
+    assert saved.outcome == "none"
+    assert saved.reason == "no save could be started within 0.1 s"
+
+
+async def test_a_save_that_was_refused_until_the_end_does_not_go_on(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Break: remember the save that was refused as the one that is under way."""
+    saves(monkeypatch, NotNow("checkpoint_running", "one runs"))
+    assert (await last_save(settings, 0.1, lambda _: None)).outcome == "none"
 
 
 async def test_a_save_that_fails_says_why(

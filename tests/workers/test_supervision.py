@@ -207,6 +207,24 @@ def test_a_claim_that_nobody_brings_to_life_is_taken_over() -> None:
     assert deed == Recover(("incarnation 4 was claimed and is not alive",))
 
 
+@pytest.mark.parametrize(
+    "job", [None, JobSighting(at=1.0, reachable=False), sighting(None, silent=True)]
+)
+def test_a_claim_is_not_taken_over_before_anybody_could_see_what_it_came_to(
+    job: JobSighting | None,
+) -> None:
+    """Break: take an incarnation that nobody could look at for dead."""
+    assert decide(seen(newest=4, job=job)) == Wait()
+    silent = seen(newest=4, job=sighting(None, silent=True), silent_s=SILENT_S + 1)
+    assert isinstance(decide(silent), Recover)
+
+
+def test_somebody_elses_restore_is_not_waited_for_when_ray_is_gone() -> None:
+    """Break: wait for a workflow whose workers cannot start without Ray, for ever."""
+    lost = seen(newest=4, claim_driven=True, job=None, gone=STACK)
+    assert decide(lost) == Recover(("ray is gone",), ray_is_lost=True)
+
+
 def test_during_a_recovery_only_the_death_of_what_was_started_is_news() -> None:
     under_way = seen(recovering=True, newest=4, job=sighting(None), answering={})
     assert decide(under_way) == Wait()

@@ -1,0 +1,88 @@
+"""What a supervisor sees of a claim: until when somebody counts as working on it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from gym.client import GymClient
+from rl import incarnations
+from tests.workers.test_supervision import sighting, status
+from workers import lookout
+from workers.lookout import Lookout
+from workers.mending import Mender
+from workers.ray_side import JobWatch
+from workers.settings import Settings, load_settings
+from workers.supervision import Adopt, Seen, Wait, decide
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return load_settings(
+        state_dir=tmp_path,
+        servers=[{"name": "counter", "kind": "resource", "url": "http://127.0.0.1:1"}],
+        policy_url="http://127.0.0.1:1/v1",
+        generation_port=1,
+    )
+
+
+class Look:
+    """A lookout whose Temporal and Ray say what the test says."""
+
+    def __init__(self, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.workflow_runs = True
+        self.watch = JobWatch(settings)
+        self._lookout = Lookout(settings, self.watch, Mender(settings), lambda _: None)
+
+        async def connect(_: Settings) -> None:
+            return None
+
+        async def is_running(*_: Any) -> bool:
+            return self.workflow_runs
+
+        monkeypatch.setattr(lookout, "connect", connect)
+        monkeypatch.setattr(lookout, "is_running", is_running)
+
+    async def __call__(self, gym: GymClient) -> Seen:
+        return await self._lookout.look(gym, 1, recovering=False, starting=())
+
+
+async def test_a_claim_is_worked_on_until_a_look_that_began_after_its_claimants_end(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restore brings the job to life and ends at once: a look from before shows neither.
+
+    Break: believe the end of the workflow together with an older look into Ray, and a job that
+    somebody has just restored is restored again.
+    """
+    folder = settings.job_config().job_folder
+    incarnations.claim(folder, {"run_id": "first"})
+    incarnations.claim(folder, {"workflow_id": "demo/restore/x", "run_id": "second"})
+    look = Look(settings, monkeypatch)
+    async with GymClient(SecretStr("t" * 40)) as gym:
+        look.watch.seen = sighting(None, at=time.monotonic())
+        assert decide(await look(gym)) == Wait()
+        look.workflow_runs = False
+        assert decide(await look(gym)) == Wait()
+        assert decide(await look(gym)) == Wait()
+        look.watch.seen = sighting(status(incarnation=2), at=time.monotonic())
+        assert decide(await look(gym)) == Adopt(2)
+
+
+async def test_a_claim_that_a_later_look_shows_without_life_is_worked_on_by_nobody(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = settings.job_config().job_folder
+    incarnations.claim(folder, {"run_id": "first"})
+    incarnations.claim(folder, {"workflow_id": "demo/restore/x", "run_id": "second"})
+    look = Look(settings, monkeypatch)
+    look.workflow_runs = False
+    async with GymClient(SecretStr("t" * 40)) as gym:
+        look.watch.seen = sighting(None, at=time.monotonic())
+        assert (await look(gym)).claim_driven
+        look.watch.seen = sighting(None, at=time.monotonic())
+        assert not (await look(gym)).claim_driven
