@@ -38,14 +38,11 @@ from gym.protocol import DeadlineExceeded
 from rl import incarnations, job
 from rl.actors import call
 from rl.errors import JobAlive
-from rl.messages import DATA_PLANE_HOST, SINGLE_CONTROLLER, JobConfig
+from rl.messages import DATA_PLANE_HOST, SINGLE_CONTROLLER, JobConfig, JobPhase
 from rl.restore_phases import reset_servers
 from rl.snapshot_folder import SnapshotFolder
 
 _JOB = SearchAttributeKey.for_keyword(JOB_ATTRIBUTE)
-_ALIVE = ("running",)
-"""A controller that was started or restored and not set going is one that nobody drives any
-more (design section 5): the next restore takes its place."""
 
 
 class JobActivities:
@@ -128,7 +125,9 @@ class JobActivities:
             if not request.replace:
                 raise
             return  # it is there and silent: what replaces it kills it
-        if status is None or status.state not in _ALIVE:
+        # One that was started or restored and not set going is one that nobody drives any more
+        # (design section 5): the next restore takes its place.
+        if status is None or status.state is not JobPhase.RUNNING:
             return
         if request.replace:
             return

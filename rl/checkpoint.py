@@ -26,8 +26,8 @@ from gym.protocol import (
 from rl.collaborators import STAGING, Collaborators
 from rl.cut import Picture, take_picture, write_picture
 from rl.errors import DataPlaneBusy
-from rl.job_state import JobPhase, JobState
-from rl.messages import BeginAnswer, CutAnswer, ServerReport
+from rl.job_state import JobState
+from rl.messages import BeginAnswer, CutAnswer, JobPhase, ServerReport
 from rl.saves import EndedSaves, LastSnapshot, Mark, Save, stale
 from rl.topology import topology_of
 

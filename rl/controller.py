@@ -13,7 +13,7 @@ from pathlib import Path
 from gym.protocol import CheckpointConflict, InvalidPhase, WrittenFile
 from rl.checkpoint import CheckpointDesk
 from rl.collaborators import Collaborators
-from rl.job_state import JobPhase, JobState
+from rl.job_state import JobState
 from rl.loader import Loader
 from rl.messages import (
     BeginAnswer,
@@ -21,6 +21,7 @@ from rl.messages import (
     ControllerStatus,
     CutAnswer,
     JobConfig,
+    JobPhase,
     JoinedServer,
     StartAnswer,
     Workload,
@@ -133,7 +134,7 @@ class Controller:
         return ControllerStatus(
             job_id=job.config.job_id,
             incarnation=job.incarnation,
-            state=job.phase.value,
+            state=job.phase,
             reason=job.reason,
             checkpoint_id=self.desk.checkpoint_id,
             lease_left_s=self.desk.lease_left_s,
@@ -157,7 +158,7 @@ def not_started(config: JobConfig, incarnation: int) -> ControllerStatus:
     return ControllerStatus(
         job_id=config.job_id,
         incarnation=incarnation,
-        state=JobPhase.STARTING.value,
+        state=JobPhase.STARTING,
         admission_open=False,
         checkpoint_id=None,
         lease_left_s=None,

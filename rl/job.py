@@ -32,6 +32,7 @@ from rl.messages import (
     SINGLE_CONTROLLER,
     ControllerStatus,
     JobConfig,
+    JobPhase,
     JoinedServer,
     Workload,
 )
@@ -40,7 +41,6 @@ from rl.one_job import refuse_other_job
 from rl.single_controller import single_controller
 from rl.transfer_queue import CONTROLLER_NAMESPACE
 
-_OVER = ("finished", "failed")
 _START_LIMIT_S = 120.0
 """TransferQueue's actors import torch: 6 to 15 s on two cores (reference/runtime.md)."""
 _STATUS_LIMIT_S = 10.0
@@ -288,9 +288,9 @@ async def start_fresh(
         found = None  # it is there and silent: `kill_actors` ends it
     mine = await asyncio.to_thread(incarnations.owned_by, config.job_folder, str(owner["run_id"]))
     if found is not None and found.incarnation == mine:
-        if found.state != "starting":
+        if found.state is not JobPhase.STARTING:
             return found.incarnation
-    elif found is not None and found.state not in _OVER and not replace:
+    elif found is not None and not found.state.is_over and not replace:
         raise JobAlive(
             f"job {found.job_id} (incarnation {found.incarnation}) is {found.state} here",
             participant=SINGLE_CONTROLLER,

@@ -9,31 +9,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from enum import StrEnum
 from typing import Any, TypeVar
 
 from gym.protocol import TurnpointError
 from rl.barrier import Barrier
 from rl.errors import ControllerLost, DataPlaneLost, DatasetInvalid
 from rl.loader import Loader
-from rl.messages import JobConfig, JoinedServer
+from rl.messages import JobConfig, JobPhase, JoinedServer
 from rl.recovery_ledger import RecoveryLedger
 from rl.replay_index import ReplayIndex
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-
-
-class JobPhase(StrEnum):
-    """Where the controller stands."""
-
-    STARTING = "starting"
-    """Made; it refuses everything until it is started, and sends nothing before its pumps."""
-    RESTORED = "restored"
-    """Loaded from a snapshot; nothing is sent yet."""
-    RUNNING = "running"
-    FINISHED = "finished"
-    FAILED = "failed"
 
 
 class Admission:

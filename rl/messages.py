@@ -6,6 +6,7 @@ which never leaves Ray.
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -230,13 +231,29 @@ class StartAnswer(Wire):
     finished: int
 
 
+class JobPhase(StrEnum):
+    """Where the controller of a job stands."""
+
+    STARTING = "starting"
+    """Made; it refuses everything until it is started, and sends nothing before its pumps."""
+    RESTORED = "restored"
+    """Loaded from a snapshot; nothing is sent yet."""
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing of the job runs any more."""
+        return self in (JobPhase.FINISHED, JobPhase.FAILED)
+
+
 class ControllerStatus(Wire):
     """Where the job stands, for `turnpoint status` and the supervisor."""
 
     job_id: JobId
     incarnation: int
-    state: str
-    """`starting`, `restored`, `running`, `finished`, `failed` or `controller_lost`."""
+    state: JobPhase
     reason: str | None = None
     admission_open: bool
     checkpoint_id: str | None

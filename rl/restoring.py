@@ -16,9 +16,9 @@ from gym.protocol import CheckpointConflict, InvalidPhase, WrittenFile
 from rl.collaborators import STAGING, TRAINING, DataPlanePort, GymPort
 from rl.cut import demand_agreement, read_picture
 from rl.inventories import Held, compare, compare_restored, who_starts_over
-from rl.job_state import JobPhase, JobState
+from rl.job_state import JobState
 from rl.loader import Loader
-from rl.messages import ContinuedRollout, StartAnswer
+from rl.messages import ContinuedRollout, JobPhase, StartAnswer
 from rl.recovery_ledger import RecoveryLedger
 from rl.replay_index import ReplayIndex
 

@@ -29,8 +29,8 @@ from gym.protocol import (
 from rl.acknowledgements import Acknowledgements
 from rl.collaborators import STAGING, DataPlanePort, GymPort
 from rl.errors import DataPlaneLost, JobError
-from rl.job_state import JobPhase, JobState
-from rl.messages import RunRequest, RunResult
+from rl.job_state import JobState
+from rl.messages import JobPhase, RunRequest, RunResult
 from rl.recovery_ledger import RolloutRecord, RunState
 from rl.replay_index import is_over
 from rl.training_rows import StagingRow, assemble

@@ -18,7 +18,6 @@ from workers.cli_phases import Phases, restored
 from workers.cli_stack import AsJson, JobOption, StateDir, settings_of_job
 from workers.errors import FinishedAlready, NotRunning, Refused, Stopped
 from workers.example_rows import example_rows
-from workers.job_status import OVER
 from workers.last_save import last_save
 from workers.mending import Mender
 from workers.ray_side import JobWatch
@@ -158,7 +157,7 @@ class _Run:
         if now is not None and now.state == "finished" and not self._fresh:
             self._last = now
             raise FinishedAlready(now.incarnation)
-        if seen.silent or (now is not None and now.state not in OVER):
+        if seen.silent or (now is not None and not now.state.is_over):
             which = f" as incarnation {now.incarnation}" if now is not None else ""
             raise Refused(
                 f"job {self._settings.job_id} runs already{which}; follow it with `turnpoint "

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from rl.messages import ControllerStatus
+from rl.messages import ControllerStatus, JobPhase
 from workers.errors import NotRunning
 from workers.ray_side import JobWatch
 from workers.settings import Settings
@@ -18,7 +18,6 @@ from workers.settings import Settings
 LOOK_EVERY_S = 0.5
 FIRST_LOOK_S = 30.0
 """The process that looks into Ray imports torch first."""
-_LOST = ("failed", "controller_lost")
 
 
 async def follow_to_the_end(
@@ -46,12 +45,12 @@ async def follow_to_the_end(
         while True:
             seen = watch.seen
             now = seen.controller if seen is not None else None
-            if now is not None and now.state not in _LOST:
+            if now is not None and now.state is not JobPhase.FAILED:
                 if lost_since is not None and last is not None:
                     told(f"it lives again, as incarnation {now.incarnation}")
                 last, lost_since = now, None
                 shown(now)
-                if now.state == "finished":
+                if now.state is JobPhase.FINISHED:
                     return now
             elif last is None:
                 if seen is not None or time.monotonic() - began > FIRST_LOOK_S:

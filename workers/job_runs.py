@@ -30,7 +30,7 @@ from rl.messages import ControllerStatus, JobConfig, Workload
 from rl.snapshot_folder import SnapshotFolder
 from workers import ray_side
 from workers.errors import NotRunning, Refused
-from workers.job_status import OVER, controller_status
+from workers.job_status import controller_status
 from workers.mending import Mender
 from workers.settings import Settings
 from workers.temporal import connect
@@ -215,7 +215,7 @@ async def follow_job(
                 "newest snapshot (after `turnpoint down` and `turnpoint up` if processes died)"
             )
         shown(now)
-        if now.state in OVER:
+        if now.state.is_over:
             return now
         await asyncio.sleep(FOLLOW_EVERY_S)
 
@@ -227,7 +227,7 @@ async def demand_no_job(settings: Settings) -> None:
         Refused: It does.
     """
     now = await controller_status(settings, settings.job_config())
-    if now is not None and now.state not in OVER:
+    if now is not None and not now.state.is_over:
         raise Refused(
             f"job {now.job_id} runs already as incarnation {now.incarnation}; `turnpoint down` "
             "ends it with its stack, `turnpoint save` saves it first"

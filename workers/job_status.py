@@ -18,9 +18,6 @@ from workers.errors import SettingsError
 from workers.key_files import read_secret
 from workers.settings import Settings
 
-OVER = ("finished", "failed", "controller_lost")
-"""States of a controller in which its job does not run any more."""
-
 
 class JobView(BaseModel):
     """What `turnpoint status` shows of a job."""
@@ -40,7 +37,7 @@ class JobView(BaseModel):
     @property
     def is_alive(self) -> bool:
         """Whether a controller works on the job."""
-        return self.controller is not None and self.controller.state not in OVER
+        return self.controller is not None and not self.controller.state.is_over
 
     def sentence(self) -> str:
         """One line for a person."""

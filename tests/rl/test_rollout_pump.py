@@ -13,8 +13,7 @@ from gym.protocol import (
     staging_key,
 )
 from rl.errors import DataPlaneLost
-from rl.job_state import JobPhase
-from rl.messages import Workload
+from rl.messages import JobPhase, Workload
 from rl.recovery_ledger import RunState
 from tests.rl.fakes import World, until
 

@@ -119,7 +119,6 @@ def test_the_loss_of_everything_names_what_held_state() -> None:
     [
         (sighting(None), "the controller is gone"),
         (sighting(status(incarnation=2)), "the controller is gone"),
-        (sighting(status("controller_lost")), "the job is controller_lost"),
         (sighting(status("starting")), "the job is starting"),
         (
             sighting(status("failed", reason="data_plane_lost")),
