@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any
+from uuid import uuid4
 
 from pydantic import BaseModel
 
@@ -38,7 +39,8 @@ class Dice(ResourceServer[Iterator[Roll]]):
 
     async def seed(self, row: dict[str, Any]) -> Iterator[Roll]:
         """A generator that was not asked yet."""
-        return _rolls(inner_identity().rollout_id)
+        identity = inner_identity()
+        return _rolls(identity.rollout_id if identity else uuid4().hex)
 
     def tools(self) -> Mapping[str, Tool[Iterator[Roll]]]:
         """The one tool."""

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict
 from gym.agent_calls import Peer, http_client
 from gym.app_lifespan import close_with
 from gym.backoff import Backoff
-from gym.protocol import Identity, ServerUnreachable
+from gym.protocol import ServerUnreachable
 from gym.resource_server import ResourceServer, Tool, create_resource_app, inner_identity
 from gym.responses import text_of
 from gym.serve import serve
@@ -77,7 +77,7 @@ class Essay(ResourceServer[list[str]]):
     async def _ask(self, question: str) -> str:
         """Ask until the judge answers: it may be started again meanwhile."""
         body = {"input": [{"role": "user", "content": question}]}
-        identity: Identity = inner_identity()
+        identity = inner_identity()
         backoff = Backoff()
         while True:
             try:

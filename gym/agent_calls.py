@@ -109,14 +109,14 @@ class Peer:
         self._http = http
 
     async def post(
-        self, path: str, body: Any, identity: Identity, cookies: Mapping[str, str]
+        self, path: str, body: Any, identity: Identity | None, cookies: Mapping[str, str]
     ) -> Reply:
-        """POST `body` once.
+        """POST `body` once; without an identity if the caller has none.
 
         Raises:
             ServerUnreachable: No answer came: whether the call took effect is unknown.
         """
-        headers = identity.headers()
+        headers = identity.headers() if identity is not None else {}
         if cookies:
             headers["cookie"] = "; ".join(f"{name}={value}" for name, value in cookies.items())
         try:
@@ -126,6 +126,29 @@ class Peer:
                 f"no answer ({type(error).__name__})", participant=self.name
             ) from None
         return Reply(self.name, answer)
+
+    def without_identity(self) -> Peer:
+        """The same server, called by nobody that it could know again."""
+        return _Unidentified(self.name, self._url, self._http)
+
+
+class _Unidentified(Peer):
+    """Calls without identity headers: no receipt makes a repeat harmless, so there is none."""
+
+    async def post(
+        self, path: str, body: Any, identity: Identity | None, cookies: Mapping[str, str]
+    ) -> Reply:
+        try:
+            reply = await super().post(path, body, None, cookies)
+            error = reply.error
+        except ServerUnreachable as unreachable:
+            error = unreachable
+        if error is not None and error.retryable:
+            raise ServerFault(
+                f"{error.message}; a call without identity is not issued again",
+                participant=self.name,
+            )
+        return reply
 
 
 def http_client(transport: httpx.AsyncBaseTransport | None = None) -> httpx.AsyncClient:

@@ -15,6 +15,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from gym.agent_run import AgentRun, Loop, Surroundings
 from gym.agent_state import (
@@ -194,19 +195,29 @@ class AgentPart:
                 details={"rollout_id": identity.rollout_id, "attempt": identity.attempt},
             )
         self.participant.require_open()
-        try:
-            state = RunState.begin(identity.rollout_id, identity.attempt, row)
-        except ValueError:
-            raise InvalidRequest(
-                "does not parse: responses_create_params.input",
-                details={"fields": ["responses_create_params.input"]},
-            ) from None
+        state = _begun(identity.rollout_id, identity.attempt, row)
         if self._fences.admit(identity):
             self._end({identity.rollout_id}, StaleAttempt("a newer run of this rollout exists"))
         held = HeldRun(self._run(state, identity.incarnation))
         self._held[identity.rollout_id] = held
         _say("run_accepted", state)
         return held
+
+    async def run_unidentified(self, row: dict[str, Any]) -> dict[str, Any]:
+        """The result of a run that has no identity: not held, not saved, nowhere counted.
+
+        It stands at its boundaries while the server is closed; what it calls is held by the
+        servers that are called. It ends with the process.
+
+        Raises:
+            InvalidRequest: The row has no input.
+            TurnpointError: The run failed.
+        """
+        incarnation = self.participant.incarnation
+        assert incarnation is not None  # it was held until the server was open
+        state = _begun(f"unidentified-{uuid4().hex}", 0, row)
+        around = self._around.without_identity()
+        return await AgentRun(state, incarnation, around, self, self._loop).finish()
 
     def _run(self, state: RunState, incarnation: int) -> AgentRun:
         return AgentRun(state, incarnation, self._around, self, self._loop)
@@ -341,6 +352,16 @@ class AgentPart:
 
     def _unfinished(self) -> list[HeldRun]:
         return [held for held in self._held.values() if held.outcome is None]
+
+
+def _begun(rollout_id: str, attempt: int, row: dict[str, Any]) -> RunState:
+    try:
+        return RunState.begin(rollout_id, attempt, row)
+    except ValueError:
+        raise InvalidRequest(
+            "does not parse: responses_create_params.input",
+            details={"fields": ["responses_create_params.input"]},
+        ) from None
 
 
 def _outcome(result: dict[str, Any], state: RunState) -> RunOutcome:

@@ -18,7 +18,7 @@ import asyncio
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from gym.agent_calls import Peer, Reply
@@ -55,6 +55,11 @@ class Surroundings:
     def environment(self) -> Peer:
         """The first resource server."""
         return next(iter(self.resources.values()))
+
+    def without_identity(self) -> Surroundings:
+        """The same for a run that nobody could continue: it sends no identity."""
+        resources = {name: peer.without_identity() for name, peer in self.resources.items()}
+        return replace(self, model=self.model.without_identity(), resources=resources)
 
     def peer_of(self, tool: str) -> Peer:
         """The resource server that has a tool."""

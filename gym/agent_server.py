@@ -7,7 +7,7 @@ resource servers in headers. Guarantees: see `gym.agent_part`, `gym.agent_run` a
 
 Started as `python -m gym.agent_server --name simple_agent --port P --model-url URL
 --resource counter=URL [--resource other=URL --tool get_weather=other] [--max-steps N] ...`.
-Not served yet: callers without identity headers (`not_implemented`).
+A `/run` without identity headers is served as NeMo Gym serves it: it is neither saved nor counted.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from gym.agent_run import Loop, Surroundings
 from gym.app_lifespan import close_with
 from gym.control_routes import create_app
 from gym.data_plane_body import json_object
+from gym.held_calls import caller_of
 from gym.participant import Participant
 from gym.protocol import (
     HEADER_LAST_MODEL_CALL_ID,
     HEADER_RESOURCE_REVISIONS,
     HEADER_RESULT_DIGEST,
-    NotImplementedYet,
     canonical_json,
 )
 from gym.serve import serve
@@ -111,10 +111,10 @@ def create_agent_app(
 
     @app.post("/run")
     async def run(request: Request) -> JSONResponse:
-        identity = participant.identify(request.headers)
+        identity = await caller_of(participant, request, "run")
         row = await json_object(request)
         if identity is None:
-            raise NotImplementedYet("/run without identity headers is not served yet")
+            return JSONResponse(await part.run_unidentified(row))
         outcome = await part.accept(identity, row).answer()
         headers = {
             HEADER_RESULT_DIGEST: outcome.digest,

@@ -18,9 +18,10 @@ from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from pydantic import SecretStr
 from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gym.logs import log_fault
@@ -79,6 +80,7 @@ def create_app(participant: Participant, *, guarded: Sequence[str] = ()) -> Fast
     app = FastAPI(title=participant.name, lifespan=lifespan, openapi_url=None)
     app.add_exception_handler(TurnpointError, _refusal)
     app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(ClientDisconnect, _nobody_there)
     install_control_routes(app, participant, guarded=guarded)
 
     @app.get("/health")
@@ -277,3 +279,8 @@ async def _refusal(_: Request, error: Exception) -> JSONResponse:
 async def _invalid(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     return error_response(invalid_request(error.errors()))
+
+
+async def _nobody_there(_: Request, __: Exception) -> Response:
+    # nginx's status for a caller that has left; nobody reads it.
+    return Response(status_code=499)

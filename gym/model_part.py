@@ -111,7 +111,7 @@ class ModelPart:
         """Serve one model call.
 
         Args:
-            identity: Whose call it is; callers without identity are held while closed.
+            identity: Whose call it is; one without identity was held until the server was open.
             chat: The chat completion request, as it is to be generated.
 
         Raises:
@@ -121,7 +121,6 @@ class ModelPart:
             RequestConflict: The call id came with another request.
         """
         if identity is None:
-            await self.participant.wait_open()
             with self.participant.in_flight(None, "model_call"):
                 return await self._endpoint.complete(chat, None, None)
         if identity.model_call_id is not None and identity.request_id is None:

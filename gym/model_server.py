@@ -20,6 +20,7 @@ from gym.app_lifespan import close_with
 from gym.control_routes import create_app
 from gym.data_plane_body import json_object
 from gym.generation_endpoint import Completion, GenerationEndpoint
+from gym.held_calls import caller_of
 from gym.model_part import ModelPart
 from gym.participant import Participant
 from gym.protocol import Identity, InvalidRequest, Manifest, Role
@@ -62,7 +63,7 @@ def create_model_app(
 
     @app.post("/v1/responses")
     async def responses(request: Request) -> JSONResponse:
-        identity = participant.identify(request.headers)
+        identity = await caller_of(participant, request, "model_call")
         body = await model_request(request)
         chat = chat_request(body, model=settings.model, extra=settings.extra_body)
         completion = await part.call(identity, chat)
@@ -71,7 +72,7 @@ def create_model_app(
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> JSONResponse:
-        identity = participant.identify(request.headers)
+        identity = await caller_of(participant, request, "model_call")
         body = await model_request(request)
         if settings.model is not None:
             body["model"] = settings.model

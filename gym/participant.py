@@ -8,10 +8,11 @@ saved is the `Part`'s. Used on one event loop.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import cast
 
+from gym.held_calls import hold
 from gym.in_flight import CallsInFlight
 from gym.part import Acknowledging, Part
 from gym.protocol import (
@@ -154,6 +155,10 @@ class Participant:
     async def wait_open(self) -> None:
         """Return when new work is accepted."""
         await self._standing.wait_open()
+
+    async def hold(self, where: str, hung_up: Callable[[], Awaitable[object]]) -> None:
+        """Hold a call without identity until new work is accepted; see `gym.held_calls`."""
+        await hold(self._standing, where, hung_up)
 
     def changed(self) -> None:
         """To be called whenever the part's blockers may have changed: wakes a `prepare`."""

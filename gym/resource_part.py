@@ -23,6 +23,8 @@ from gym.protocol import (
     Blocker,
     CommitRequest,
     Counts,
+    Identity,
+    IdentityMismatch,
     Kind,
     Mode,
     Phase,
@@ -33,6 +35,7 @@ from gym.protocol import (
     WrittenFile,
 )
 from gym.session import Mutation, Receipt, RefusedAs, Result, SavedSession, Session
+from gym.unidentified_sessions import UnidentifiedSessions, unrepeatable
 
 if TYPE_CHECKING:
     from gym.participant import Participant
@@ -63,6 +66,7 @@ class ResourcePart:
         """A stateless server's session of another life is as good as one of this."""
         self.participant: Participant
         self._sessions: dict[str, Session[Any]] = {}
+        self._unidentified = UnidentifiedSessions()
         self._fences = Fences()
 
     # --- calls --------------------------------------------------------------------------------
@@ -95,21 +99,46 @@ class ResourcePart:
             self._end(identity.rollout_id)
         session = self._session(mutation)
         if cookie not in (None, session.id) and mutation.where != "seed" and self._keeps_sessions:
+            if cookie in self._unidentified:
+                raise IdentityMismatch("the session was made without identity")
             raise SessionLost("the cookie names another session than this run's")
+        return session, await self._apply(session, mutation, handler, identity)
 
+    async def mutate_unidentified(
+        self, where: str, body_sha256: str, handler: Handler, *, cookie: str | None
+    ) -> tuple[Session[Any], Receipt]:
+        """Apply one mutation of a caller without identity, which was held until now.
+
+        Raises:
+            IdentityMismatch: The cookie names a rollout's session.
+            SessionLost: It names none.
+            SessionUncertain: An earlier mutation ended in an unknown state.
+        """
+        incarnation = self.participant.incarnation
+        assert incarnation is not None  # it was held until the server was open
+        known = self._unidentified
+        if where == "seed" or (cookie not in known and not self._keeps_sessions):
+            session = known.begin(seeded=where != "seed")
+        else:
+            session = known.of(cookie, {one.id for one in self._sessions.values()})
+        asked = unrepeatable(incarnation, where, body_sha256)
+        return session, await self._apply(session, asked, handler, None)
+
+    async def _apply(
+        self, session: Session[Any], asked: Mutation, handler: Handler, identity: Identity | None
+    ) -> Receipt:
         async def seeded() -> Result:
             # Asked when it is this mutation's turn: the seed may still be running before it.
-            if mutation.where != "seed" and not session.seeded:
+            if asked.where != "seed" and not session.seeded:
                 raise RefusedAs(SessionLost("the session of this run was not seeded"))
             return await handler(session)
 
-        receipt = await session.apply(
-            mutation,
+        return await session.apply(
+            asked,
             seeded,
-            in_flight=self.participant.in_flight(identity, mutation.where),
+            in_flight=self.participant.in_flight(identity, asked.where),
             errors_free_of_effect=self._environment.errors_free_of_effect,
         )
-        return session, receipt
 
     def _session(self, mutation: Mutation) -> Session[Any]:
         """The session that a mutation is for; `seed` makes one."""
@@ -200,6 +229,7 @@ class ResourcePart:
     def drop(self) -> None:
         """Drop all sessions and fences."""
         self._sessions = {}
+        self._unidentified.clear()
         self._fences.clear()
 
     def discard(self, rollout_ids: Collection[str]) -> None:

@@ -9,8 +9,9 @@
 
 Routes and shapes are NeMo Gym's: `/seed_session`, `/<tool>`, `/verify`, session cookies, rows
 with `responses_create_params`. Guarantees: those of `gym.session` and `gym.resource_part`.
-Calls without identity headers are not served yet (501 `not_implemented`). Environments in the
-gymnasium style (`/reset`, `/step`) are served by `gym.gymnasium_style` from the same pieces.
+Calls without identity headers have sessions of their own (`gym.unidentified_sessions`).
+Environments in the gymnasium style (`/reset`, `/step`) are served by `gym.gymnasium_style` from
+the same pieces.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.middleware.sessions import SessionMiddleware
 
 from gym.control_routes import create_app, invalid_request
+from gym.held_calls import caller_of
 from gym.participant import Participant
 from gym.protocol import (
     HEADER_RESOURCE_REVISION,
@@ -35,7 +37,6 @@ from gym.protocol import (
     IdentityMismatch,
     InvalidRequest,
     Mode,
-    NotImplementedYet,
     canonical_json,
     digest_of,
     request_id,
@@ -62,7 +63,7 @@ A = TypeVar("A", bound=BaseModel)
 SESSION_ID_KEY = "session_id"
 """Key in the cookie, as NeMo Gym has it."""
 
-_inner: ContextVar[Identity] = ContextVar("identity of the step that runs")
+_inner: ContextVar[Identity | None] = ContextVar("identity of the step that runs")
 
 
 @dataclass(frozen=True)
@@ -149,8 +150,11 @@ def parsed(model: type[A], value: object) -> A:
         raise RefusedAs(invalid_request([dict(item) for item in error.errors()])) from None
 
 
-def inner_identity() -> Identity:
-    """Identity for model calls made inside the handler that runs (a judge): send its headers."""
+def inner_identity() -> Identity | None:
+    """Identity for model calls made inside the handler that runs (a judge): send its headers.
+
+    None if the call that the handler serves has none: then send none.
+    """
     return _inner.get()
 
 
@@ -246,20 +250,30 @@ class Routes:
         app.add_api_route(f"/{path}", endpoint, methods=["POST"], name=path, response_model=None)
 
     async def _serve(self, request: Request, path: str, where: str, work: Body) -> Response:
-        identity = self._identity(request, where)
+        identity = await caller_of(self._participant, request, where)
+        if identity is not None:
+            _refuse_other_place(identity, where)
         body = _json_object(await request.body())
-        mutation = Mutation(identity, where, digest_of({"path": path, "body": body}))
-        token = _inner.set(identity.model_copy(update={"model_call_id": None}))
+        digest, cookie = (
+            digest_of({"path": path, "body": body}),
+            request.session.get(SESSION_ID_KEY),
+        )
+        token = _inner.set(identity and identity.model_copy(update={"model_call_id": None}))
         try:
-            session, receipt = await self._part.mutate(
-                mutation, _on(work, body), cookie=request.session.get(SESSION_ID_KEY)
-            )
+            if identity is None:
+                session, receipt = await self._part.mutate_unidentified(
+                    where, digest, _on(work, body), cookie=cookie
+                )
+            else:
+                session, receipt = await self._part.mutate(
+                    Mutation(identity, where, digest), _on(work, body), cookie=cookie
+                )
         finally:
             _inner.reset(token)
         # Assigned each time, so that the cookie is sent again with every answer.
         request.session[SESSION_ID_KEY] = session.id
         headers = {}
-        if self._part.mode is Mode.EXPORT_RESTORE:
+        if identity is not None and self._part.mode is Mode.EXPORT_RESTORE:
             headers[HEADER_RESOURCE_REVISION] = str(session.entry.revision)
         return Response(
             receipt.answer,
@@ -268,24 +282,21 @@ class Routes:
             headers=headers,
         )
 
-    def _identity(self, request: Request, where: str) -> Identity:
-        """Whose call it is; the request id must be the one this place has."""
-        identity = self._participant.identify(request.headers)
-        if identity is None:
-            raise NotImplementedYet("calls without identity headers are not served yet")
-        given, key = identity.request_id, identity.capture_key
-        if where in ("tool", "step"):
-            call = identity.model_call_id
-            number = (given or "").rpartition("/")[2]
-            fits = call is not None and number.isdecimal()
-            fits = fits and given == request_id(key, str(call), int(number))
-        else:
-            fits = identity.model_call_id is None and given == request_id(key, where)
-        if not fits:
-            raise IdentityMismatch(
-                f"the identity headers are not those of a {where} {CallKind.MUTATION}"
-            )
-        return identity
+
+def _refuse_other_place(identity: Identity, where: str) -> None:
+    """Raise `IdentityMismatch` unless the request id is the one that this place has."""
+    given, key = identity.request_id, identity.capture_key
+    if where in ("tool", "step"):
+        call = identity.model_call_id
+        number = (given or "").rpartition("/")[2]
+        fits = call is not None and number.isdecimal()
+        fits = fits and given == request_id(key, str(call), int(number))
+    else:
+        fits = identity.model_call_id is None and given == request_id(key, where)
+    if not fits:
+        raise IdentityMismatch(
+            f"the identity headers are not those of a {where} {CallKind.MUTATION}"
+        )
 
 
 def _on(work: Body, body: dict[str, Any]) -> Handler:

@@ -68,7 +68,11 @@ class FakeGeneration:
                 self.failing -= 1
                 return JSONResponse({"error": "engine died"}, status_code=503)
             identity = Identity.from_headers(request.headers)
-            if identity is None or identity.model_call_id is None:
+            if identity is None:  # it plays its turns as well, told by the conversation
+                await asyncio.sleep(self.delay_s)
+                answered = sum(message["role"] == "assistant" for message in body["messages"])
+                return JSONResponse(self._answer("nobody", answered, body))
+            if identity.model_call_id is None:
                 return JSONResponse(self._answer("nobody", 10**6, body))
             return await self._staged(identity, body, request.headers.get(HEADER_PARENT_KEY))
 

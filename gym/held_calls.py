@@ -1,0 +1,77 @@
+"""Callers without identity: served while the server is open, else held (design section 3).
+
+Guarantees: a held call is not in flight, so no save waits for it; it goes on by itself when the
+server opens, in the same instant in which that is seen; one whose caller has hung up meanwhile is
+dropped. An unmodified agent that was refused would show the refusal to its model as a tool result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from fastapi import Request
+from starlette.requests import ClientDisconnect
+
+from gym.protocol import Identity
+from gym.standing import Standing
+
+if TYPE_CHECKING:
+    from gym.participant import Participant
+
+log = logging.getLogger("turnpoint.gym")
+
+
+async def hold(standing: Standing, where: str, hung_up: Callable[[], Awaitable[object]]) -> None:
+    """Return when new work is accepted; the caller goes on before anybody can close it again.
+
+    Args:
+        standing: Says whether it is.
+        where: What is held, for the log.
+        hung_up: Returns when the caller has left.
+
+    Raises:
+        ClientDisconnect: The caller has left.
+    """
+    if standing.is_open:
+        return
+    began = time.monotonic()
+    _say(where, "begin", began)
+    gone = asyncio.ensure_future(hung_up())
+    try:
+        while not standing.is_open:
+            opened = asyncio.ensure_future(standing.wait_open())
+            try:
+                await asyncio.wait({gone, opened}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                opened.cancel()
+            if gone.done():
+                gone.result()
+                _say(where, "dropped", began)
+                raise ClientDisconnect
+    finally:
+        gone.cancel()
+    _say(where, "end", began)
+
+
+async def caller_of(participant: Participant, request: Request, where: str) -> Identity | None:
+    """Whose call it is; one without identity is held until the server is open.
+
+    Raises:
+        NotJoined, StaleAttempt, IdentityMismatch: As `Participant.identify`.
+        ClientDisconnect: The caller has left.
+    """
+    identity = participant.identify(request.headers)
+    # Read to its end: what is received after it is that the caller has left, and nothing else.
+    await request.body()
+    if identity is None:
+        await participant.hold(where, request.receive)
+    return identity
+
+
+def _say(where: str, state: str, began: float) -> None:
+    ms = round((time.monotonic() - began) * 1000, 3)
+    log.info("held", extra={"event": "held", "where": where, "state": state, "ms": ms})
