@@ -167,6 +167,11 @@ class Live:
         """
         return len(self.log("counter", "mutation"))
 
+    def finished(self) -> int:
+        """How many rollouts are finished."""
+        controller = self.cli("status")["job"]["controller"]
+        return 0 if controller is None else int(controller["finished"])
+
     def is_finished(self) -> bool:
         """Whether the job has come to its end."""
         controller = self.cli("status")["job"]["controller"]

@@ -8,17 +8,11 @@ stack. What cannot be continued starts over and is reported; everything else con
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-import httpx
 import pytest
 
 from activities.contract import RestoreResult
@@ -27,6 +21,7 @@ from rl.messages import ServerConfig
 from tests.gym.test_gymnasium_agent import rows_of
 from tests.gym.test_several_resources import OFFERED
 from tests.real.live import Live, wait_for
+from tests.real.own_servers import OwnServers
 
 pytestmark = [pytest.mark.real, pytest.mark.long, pytest.mark.timeout(540)]
 BASE = 29_300
@@ -72,43 +67,6 @@ MODULES = {
 }
 
 
-@dataclass
-class Servers:
-    """The Gym servers: processes that the stack does not know."""
-
-    live: Live
-    running: list[subprocess.Popen[bytes]] = field(default_factory=list)
-
-    def start(self, *, expect_restore: bool) -> None:
-        settings = self.live.settings
-        for name, (module, *own) in MODULES.items():
-            flags = [
-                *("--name", name, "--port", URLS[name].rpartition(":")[2]),
-                *("--snapshot-root", str(settings.snapshots)),
-                *("--control-token-file", str(settings.token_file)),
-                *("--expect-restore", str(expect_restore).lower()),
-            ]
-            with (self.live.folder / "logs" / f"{name}.log").open("ab") as log:
-                command = [sys.executable, "-m", module, *flags, *own]
-                root = Path(__file__).parents[2]
-                self.running.append(subprocess.Popen(command, stderr=log, cwd=root))
-        wait_for(lambda: all(_healthy(url) for url in URLS.values()), "the servers", 90)
-
-    def kill(self) -> None:
-        for process in self.running:
-            if process.poll() is None:
-                os.kill(process.pid, signal.SIGKILL)
-            process.wait(10)
-        self.running = []
-
-
-def _healthy(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health", timeout=2, trust_env=False).is_success
-    except httpx.TransportError:
-        return False
-
-
 def _row(agent: str, *servers: str) -> dict[str, Any]:
     return {
         "responses_create_params": {"input": "go", "tools": [OFFERED[name] for name in servers]},
@@ -150,7 +108,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         servers=[one.model_dump(mode="json") for one in configured],
         generation_port=GENERATION_PORT,
     )
-    servers = Servers(live)
+    servers = OwnServers(live, URLS, MODULES)
     rows = live.folder / "rows.jsonl"
     rows.write_text("".join(json.dumps(row) + "\n" for row in dataset()))
     job = ("run", "--rows", str(rows), "--generations", "2")

@@ -18,9 +18,9 @@ _FREE = ("attempt_index", "capture_keys", "result_digest")
 """Which run it was may differ; the digest is over a result that is compared itself."""
 
 
-def write_rows(path: Path, prompts: int) -> None:
+def write_rows(path: Path, prompts: int, script: Script = SCRIPT) -> None:
     """Write a dataset of NeMo Gym rows for the counter."""
-    path.write_text("".join(f"{json.dumps(_row(number))}\n" for number in range(prompts)))
+    path.write_text("".join(f"{json.dumps(_row(number, script))}\n" for number in range(prompts)))
 
 
 def rollout_ids(prompts: int) -> set[str]:
@@ -28,27 +28,28 @@ def rollout_ids(prompts: int) -> set[str]:
     return {f"p{k}_g{j}" for k in range(prompts) for j in range(GENERATIONS)}
 
 
-def _row(number: int) -> dict[str, Any]:
-    tools = [
-        _tool("increment_counter", {"count": {"type": "integer", "description": ""}}),
-        _tool("get_counter_value", {}),
-    ]
+def tools_asked(script: Script, rollout_id: str, call: int) -> list[dict[str, Any]]:
+    """The tool calls that a model call of the script answers with these rows."""
+    message = script.message(rollout_id, call, _CHAT_TOOLS)
+    return list(message.get("tool_calls", []))
+
+
+def _row(number: int, script: Script) -> dict[str, Any]:
     return {
         "responses_create_params": {
             "input": [{"role": "user", "content": f"prompt {number}: count as you like"}],
-            "tools": tools,
+            "tools": _TOOLS,
         },
         "initial_count": number,
-        "expected_count": number + _counted(f"p{number}_g0", tools),
+        "expected_count": number + _counted(script, f"p{number}_g0"),
     }
 
 
-def _counted(rollout_id: str, tools: list[dict[str, Any]]) -> int:
+def _counted(script: Script, rollout_id: str) -> int:
     """What the script adds in a rollout."""
-    chat = [{"function": {key: tool[key] for key in ("name", "parameters")}} for tool in tools]
     total = 0
-    for call in range(SCRIPT.turns_of(rollout_id)):
-        for made in SCRIPT.message(rollout_id, call, chat)["tool_calls"]:
+    for call in range(script.turns_of(rollout_id)):
+        for made in tools_asked(script, rollout_id, call):
             total += json.loads(made["function"]["arguments"]).get("count", 0)
     return total
 
@@ -66,6 +67,13 @@ def _tool(name: str, properties: dict[str, Any]) -> dict[str, Any]:
             "additionalProperties": False,
         },
     }
+
+
+_TOOLS = [
+    _tool("increment_counter", {"count": {"type": "integer", "description": ""}}),
+    _tool("get_counter_value", {}),
+]
+_CHAT_TOOLS = [{"function": {key: tool[key] for key in ("name", "parameters")}} for tool in _TOOLS]
 
 
 def differences(

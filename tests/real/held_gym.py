@@ -1,0 +1,154 @@
+"""A policy and Gym servers whose calls a test can hold, so that rollouts stand where it wants.
+
+`python -m tests.real.held_gym policy|model|agent|counter ...`: the product's own, with points
+where a call waits. A test asks for one as it does with `held_worker`: `Live.hold(<point>)`. Who
+comes there while it is held waits as well.
+
+| point | who waits |
+|---|---|
+| `policy.<rollout>.<call>` | a model call in flight on the model server |
+| `model.<rollout>.<call>` | a model call that has not got to the model server |
+| `agent.<rollout>.run-<n>` | a `/run` that has not got to the agent |
+| `agent.acknowledge` | an acknowledgement that has not got to the agent |
+| `counter.<rollout>.seed`, `.verify`, `.<call>` | a mutation that runs |
+
+A file `<point>.refuse` has the policy refuse one such call for good.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gym.agent_server import AgentServerSettings, create_agent_app
+from gym.counter import Counter, CounterSettings
+from gym.model_server import ModelServerSettings, create_model_app
+from gym.protocol.identity import PREFIX
+from gym.resource_server import Tool, create_resource_app, inner_identity
+from gym.serve import serve
+from gym.session import Session
+from gym.settings import ServerSettings, settings_from_command_line
+from rl.scripted_policy import create_app
+from tests.real.state_rows import SCRIPT
+
+FOLDER = "HELD_GYM_FOLDER"
+"""Environment variable: the folder of the points."""
+
+
+async def held(point: str) -> None:
+    """Wait here while a test holds the point."""
+    folder = Path(os.environ[FOLDER])
+    reached = folder / f"{point}.reached"
+    with contextlib.suppress(FileNotFoundError):
+        (folder / point).rename(reached)
+    while reached.exists():  # noqa: ASYNC110 - another process removes it
+        await asyncio.sleep(0.02)
+
+
+class HeldCalls:
+    """Holds calls before the application has seen them."""
+
+    def __init__(self, app: ASGIApp, *, server: str) -> None:
+        self._app = app
+        self._server = server
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            point = f"{self._server}.{_what(scope)}"
+            await held(point)
+            refusal = Path(os.environ[FOLDER]) / f"{point}.refuse"
+            if refusal.exists():
+                refusal.unlink()
+                await JSONResponse({"error": {"code": 400}}, 400)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def _what(scope: Scope) -> str:
+    headers = Headers(scope=scope)
+    if (rollout_id := headers.get(PREFIX + "rollout-id")) is None:
+        return str(scope["path"]).rpartition("/")[2]
+    call = headers.get(PREFIX + "model-call-id")
+    return f"{rollout_id}.{call or 'run-' + headers.get(PREFIX + 'attempt', '')}"
+
+
+class HeldCounter(Counter):
+    """Holds mutations while they run."""
+
+    async def seed(self, row: dict[str, Any]) -> int:
+        await _held_mutation()
+        return await super().seed(row)
+
+    def tools(self) -> Mapping[str, Tool[int]]:
+        return {
+            name: Tool(tool.arguments, _held_first(tool.apply))
+            for name, tool in super().tools().items()
+        }
+
+    async def verify(
+        self, session: Session[int], row: dict[str, Any], response: dict[str, Any]
+    ) -> dict[str, Any]:
+        await _held_mutation()
+        return await super().verify(session, row, response)
+
+
+def _held_first(
+    apply: Callable[[Session[int], Any], Awaitable[Any]],
+) -> Callable[[Session[int], Any], Awaitable[Any]]:
+    async def applied(session: Session[int], arguments: Any) -> Any:
+        await _held_mutation()
+        return await apply(session, arguments)
+
+    return applied
+
+
+async def _held_mutation() -> None:
+    identity = inner_identity()
+    if identity is not None and identity.request_id is not None:
+        place = identity.request_id.split("/")[1]  # `seed`, `verify` or the call
+        await held(f"counter.{identity.rollout_id}.{place}")
+
+
+def main() -> None:
+    kind, *flags = sys.argv[1:]
+    if kind == "policy":
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--port", type=int, required=True)
+        app = create_app(SCRIPT)
+        app.add_middleware(HeldCalls, server=kind)
+        uvicorn.run(app, port=parser.parse_args(flags).port, log_level="warning")
+        return
+    app, settings = _server(kind, flags)
+    if kind != "counter":
+        app.add_middleware(HeldCalls, server=kind)
+    serve(app, settings)
+
+
+def _server(kind: str, flags: list[str]) -> tuple[FastAPI, ServerSettings]:
+    match kind:
+        case "model":
+            model = settings_from_command_line(ModelServerSettings, flags)
+            return create_model_app(model), model
+        case "agent":
+            agent = settings_from_command_line(AgentServerSettings, flags)
+            return create_agent_app(agent), agent
+        case "counter":
+            counter = settings_from_command_line(CounterSettings, flags)
+            return create_resource_app(HeldCounter(), counter), counter
+    raise SystemExit(f"no such server: {kind}")
+
+
+if __name__ == "__main__":
+    main()
