@@ -138,19 +138,32 @@ async def test_a_call_before_the_join_is_held_until_it(tmp_path: Path) -> None:
         assert {(await task).status_code for task in held} == {200}
 
 
-async def test_a_server_that_is_closed_again_at_once_holds_the_call_further(tmp_path: Path) -> None:
-    """Break: go on when `wait_open` has returned, without looking again."""
+@pytest.mark.parametrize("steps", range(5))
+async def test_a_held_call_never_goes_on_in_a_server_that_is_closed_again(
+    steps: int, tmp_path: Path
+) -> None:
+    """However many steps of the loop the server was open for.
+
+    Break: go on when `wait_open` has returned, without looking again.
+    """
     participant, _, caller = await participant_in(Phase.PREPARED, tmp_path)
-    never = asyncio.Event()
-    held = asyncio.create_task(participant.hold("tool", never.wait))
+    never, seen = asyncio.Event(), list[bool]()
+
+    async def held() -> None:
+        await participant.hold("tool", never.wait)
+        seen.append(participant.is_open)
+
+    task = asyncio.create_task(held())
     await asyncio.sleep(0.01)
     participant.resume(caller.resume())
+    for _ in range(steps):
+        await asyncio.sleep(0)
     assert (await participant.prepare(caller.prepare("ck2"))).ready
     await asyncio.sleep(0.05)
-    assert not held.done()
+    assert False not in seen
     participant.resume(caller.resume("ck2"))
-    await held
-    assert participant.is_open
+    await task
+    assert seen == [True]
 
 
 async def test_a_caller_that_left_in_the_instant_of_the_opening_is_dropped(tmp_path: Path) -> None:
