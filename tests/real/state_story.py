@@ -145,7 +145,7 @@ class Story:
     def control(self, server: str, checkpoint_id: str, operation: str, state: str) -> float:
         """When a server's control operation of a save began or ended."""
         return next(
-            line["ts"]
+            float(line["ts"])
             for line in self.live.log(server, "control")
             if line["checkpoint_id"] == checkpoint_id
             and (line["operation"], line["state"]) == (operation, state)
@@ -254,7 +254,7 @@ class Stage:
 
             async def closing() -> bool:
                 progress = await handle.query("progress", result_type=Progress)
-                return progress.phase == "close_admission"
+                return bool(progress.phase == "close_admission")
 
             await until(closing, "admission to be closed", 30)
             busy = {
