@@ -32,6 +32,8 @@ from workers.temporal import connect
 
 JOB = "demo"
 CLI_LIMIT_S = 180.0
+NOT_THE_JOBS = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
+"""Ray's own: the raylet dies with its agents, and an idle worker is nobody's yet."""
 TURNPOINT = Path(sys.executable).parent / "turnpoint"
 TEMPORAL = Path(sys.executable).parent / "temporal"
 
@@ -99,6 +101,18 @@ class Live:
         found = [p for p in self.pids("ray") if p.cmdline()[0].startswith(f"ray::{name}")]
         assert len(found) == 1, f"{len(found)} processes of {name}"
         return found[0]
+
+    def actors(self) -> list[psutil.Process]:
+        """The processes of the job's Ray actors."""
+        found = []
+        for process in self.pids("ray"):
+            try:
+                title = process.cmdline()[0]
+            except (psutil.NoSuchProcess, IndexError):
+                continue  # it has ended since it was listed
+            if title.startswith("ray::") and not title.startswith(NOT_THE_JOBS):
+                found.append(process)
+        return found
 
     def cli(self, *words: str, fails: bool = False) -> Any:
         """Run `turnpoint ... --json` and read what it prints.

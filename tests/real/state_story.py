@@ -2,8 +2,8 @@
 
 The rollouts are held in their states (`held_gym`) from before the save until each has been seen
 there: what servers say they are busy with is asked once the save has closed admission. The
-restore leaves one rollout restored and not sent again; a second save meets it so, and everything
-is killed and restored once more.
+restore leaves one rollout restored and not sent again; a second save meets it so, and the job is
+killed and restored once more.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import asyncio
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 
 from activities.contract import TASK_QUEUE, Progress, RestoreResult, SaveInput
 from rl.cut import Picture, read_picture
@@ -210,6 +211,16 @@ class Stage:
             point.unlink()
         return time.time()
 
+    def crash_job(self) -> float:
+        """SIGKILL to the job's actors, the Gym servers and the policy: Ray and Temporal live on."""
+        for actor in self.live.actors():
+            with suppress(psutil.NoSuchProcess):  # it ended because another one did
+                actor.kill()
+        self.servers.kill()
+        for point in self.holds.iterdir():
+            point.unlink()
+        return time.time()
+
     def run_job(self, *words: str) -> None:
         """Start the job anew."""
         self.live.cli(
@@ -314,15 +325,16 @@ def _verified(live: Live, state: State, since: float) -> bool:
 def told(folder: Path) -> Iterator[Story]:
     """Run the story once; everything is down afterwards."""
     stage = Stage(folder)
-    live = stage.live
+    live, log = stage.live, folder / "logs" / "held_1.log"
     try:
         stage.up()
+        live.start_held_worker("held_1", wait=False)  # gets ready meanwhile
         stage.run_job()
         undisturbed = live.rows()
         stage.servers.kill()
         stage.start_servers()
         live.stack.kill("worker_1")
-        live.start_held_worker("held_1")
+        wait_for(lambda: b'"event": "ready"' in log.read_bytes(), "the held worker", 60)
         held = [*UNTIL_CLOSED.values(), *UNTIL_MODEL_CLOSES.values()]
         held += [*UNTIL_AGENT_CLOSES.values(), *UNTIL_PREPARED.values()]
         stage.ask([*held, *REFUSED])
@@ -342,9 +354,9 @@ def told(folder: Path) -> Iterator[Story]:
         assert stage.reached([NOT_SENT_AGAIN])
         again = live.cli("save", "--name", "again")
         second = Snapshot.read(live, again["snapshot"])
-        crashes.append(stage.crash())
+        crashes.append(stage.crash_job())
 
-        stage.up(expect_restore=True)
+        stage.start_servers(expect_restore=True)
         restored_again = RestoreResult.model_validate(live.cli("restore"))
         wait_for(live.is_finished, "the job to finish", 90)
         yield Story(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
 
 import psutil
 
@@ -18,9 +17,6 @@ from workers.errors import ProcessFailed
 from workers.processes import end, marked
 
 GYM = (MODEL, AGENT, RESOURCE)
-_ACTOR = "ray::"
-_NOT_THE_JOBS = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
-"""Ray's own: the raylet dies with its agents, and an idle worker is nobody's yet."""
 
 
 class Crashes:
@@ -83,16 +79,7 @@ class Crashes:
         assert not [process for process in left if process.status() != psutil.STATUS_ZOMBIE]
 
     def _victims(self) -> list[psutil.Process]:
-        return [*marked(self._stack_id(), set(GYM)), *self._actors()]
-
-    def _actors(self) -> Iterator[psutil.Process]:
-        for process in self._live.pids("ray"):
-            try:
-                title = process.cmdline()[0]
-            except (psutil.NoSuchProcess, IndexError):
-                continue  # it has ended since it was listed
-            if title.startswith(_ACTOR) and not title.startswith(_NOT_THE_JOBS):
-                yield process
+        return [*marked(self._stack_id(), set(GYM)), *self._live.actors()]
 
     def _stack_id(self) -> str:
         record = self._live.stack.record()
