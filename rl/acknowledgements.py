@@ -1,13 +1,15 @@
 """Telling Gym that finished results are RL's own, in the background (design section 7).
 
 Guarantees: what the ledger owes is sent until Gym has answered 2xx, and only then removed from
-it. A result that the ledger does not expect is acknowledged and dropped.
+it. A result that the ledger does not expect is acknowledged and dropped; one whose run counts as
+failed is dropped by its agent.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 
 from gym.protocol import ServerFault, TurnpointError
 from rl.collaborators import GymPort
@@ -36,6 +38,10 @@ class Acknowledgements:
         """Acknowledge a result that is not expected; the agent's refusal is of no consequence."""
         self._job.spawn(self._dropped(result, agent))
 
+    async def let_go(self, record: RolloutRecord) -> None:
+        """Return when the agent holds nothing of a failed run; before the next one is sent."""
+        await self._until_answered(lambda: self._gym.let_go(record.rollout_id, record.agent))
+
     async def _pay(self, record: RolloutRecord) -> None:
         digest = record.result_digest
         if digest is None:
@@ -54,10 +60,16 @@ class Acknowledgements:
             _log.warning(error.code, extra={"event": "drop_refused", **ids})
 
     async def _repeat(self, rollout_id: str, attempt: int, digest: str, agent: str) -> None:
+        await self._until_answered(
+            lambda: self._gym.acknowledge(rollout_id, attempt, digest, agent)
+        )
+
+    @staticmethod
+    async def _until_answered(call: Callable[[], Awaitable[None]]) -> None:
         pause_s = _FIRST_S
         while True:
             try:
-                return await self._gym.acknowledge(rollout_id, attempt, digest, agent)
+                return await call()
             except TurnpointError as error:
                 if not (error.retryable or isinstance(error, (ServerFault, ActorLost))):
                     raise

@@ -59,6 +59,10 @@ class RayGym:
         """See `NemoGym.acknowledge`."""
         await self._patiently("acknowledge", rollout_id, attempt_index, digest, agent)
 
+    async def let_go(self, rollout_id: str, agent: str) -> None:
+        """See `NemoGym.let_go`."""
+        await self._patiently("let_go", rollout_id, agent)
+
     async def status(self) -> list[Status]:
         """See `NemoGym.status`."""
         found: list[Status] = await self._once("status")

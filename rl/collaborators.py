@@ -57,6 +57,9 @@ class GymPort(Protocol):
     ) -> None:
         """Tell the agent that a result is RL's own."""
 
+    async def let_go(self, rollout_id: str, agent: str) -> None:
+        """Have the agent drop the run, or result, that RL counts as failed."""
+
     async def status(self) -> list[Status]:
         """Status of every server that has the control routes."""
 

@@ -117,6 +117,16 @@ class Runs:
         if current is not None and current.attempt_index == attempt_index and current.task.done():
             del self._newest[rollout_id]
 
+    async def let_go(self, rollout_id: str, agent: str) -> None:
+        """Have the agent drop a run that has failed for RL; repeatable, before the next is sent.
+
+        The agent may hold its result: nobody acknowledges that, and every save would wait for it.
+
+        Raises:
+            ServerUnreachable: The agent did not answer for 5 s.
+        """
+        await self._forget([self._fleet.agent(agent)], rollout_id)
+
     async def aclose(self) -> None:
         """End all tasks; the runs go on at the agents."""
         tasks = [known.task for known in self._newest.values()]

@@ -90,6 +90,10 @@ class NemoGym:
             lambda desk: desk.runs.acknowledge(rollout_id, attempt_index, digest, agent),
         )
 
+    async def let_go(self, incarnation: int, rollout_id: str, agent: str) -> None:
+        """See `Runs.let_go`."""
+        await self._do(incarnation, lambda desk: desk.runs.let_go(rollout_id, agent))
+
     # --- saving -------------------------------------------------------------------------------
 
     @_control

@@ -6,8 +6,9 @@ one section; the staging rows are read before it. Each rollout is taken over exa
 whatever answers come twice. Restored unfinished rollouts go first. No run is sent while
 admission is closed; results are taken over all the same.
 
-A run that fails is started over as run n+1, until `max_runs` have failed: then the rollout
-finishes as failed, with one row without reward.
+A run that fails is dropped by its agent, whose result nobody would acknowledge, and started over
+as run n+1, until `max_runs` have failed: then the rollout finishes as failed, with one row
+without reward.
 """
 
 from __future__ import annotations
@@ -111,6 +112,7 @@ class RolloutPump:
                 raise
             except TurnpointError as error:
                 await self._fail(record, error)
+                await self._acknowledgements.let_go(record)
             else:
                 await self.take_over(result, chain)
 

@@ -111,6 +111,7 @@ class FakeGym:
         self.sent: list[tuple[str, int]] = []
         self.runs: dict[tuple[str, int], asyncio.Future[RunResult]] = {}
         self.acknowledged: list[tuple[str, int, str]] = []
+        self.let_gone: list[tuple[str, str]] = []
         self.acknowledge_gate = asyncio.Event()
         self.acknowledge_gate.set()
         self.acknowledge_errors: list[TurnpointError] = []
@@ -171,6 +172,9 @@ class FakeGym:
         if self.acknowledge_errors:
             raise self.acknowledge_errors.pop(0)
         self.acknowledged.append((rollout_id, attempt, digest))
+
+    async def let_go(self, rollout_id: str, agent: str) -> None:
+        self.let_gone.append((rollout_id, agent))
 
     async def status(self) -> list[Status]:
         await self.status_gate.wait()

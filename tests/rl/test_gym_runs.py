@@ -288,6 +288,11 @@ async def test_an_acknowledge_that_failed_in_between_is_ended_by_its_repeat(
     assert _ending(fakes)[-1] == ("agent_a", "forget")
 
 
+async def test_a_failed_run_is_let_go_by_its_agent_alone(fakes: FakeFleet, runs: Runs) -> None:
+    await runs.let_go("p1_g0", "agent_a")
+    assert _ending(fakes) == [("agent_a", "forget")]
+
+
 async def test_releasing_an_older_runs_result_forgets_nothing_of_the_newer(
     fakes: FakeFleet, runs: Runs
 ) -> None:

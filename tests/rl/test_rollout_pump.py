@@ -15,7 +15,7 @@ from gym.protocol import (
 from rl.errors import DataPlaneLost
 from rl.messages import JobPhase, Workload
 from rl.recovery_ledger import RunState
-from tests.rl.fakes import World, until
+from tests.rl.fakes import AGENT, World, until
 
 
 async def test_a_job_ends_with_every_rollout_taken_over_once(tmp_path: Path) -> None:
@@ -197,6 +197,7 @@ async def test_a_run_that_fails_while_closed_is_sent_again_after_opening(tmp_pat
     await asyncio.sleep(0.02)
     assert ("p0_g0", 1) not in world.gym.sent
     assert world.controller.job.ledger["p0_g0"].run.state is RunState.WAITING
+    assert world.gym.let_gone == [("p0_g0", AGENT)], "a save would wait for its result"
     world.controller.job.admission.open()
     await until(lambda: ("p0_g0", 1) in world.gym.sent)
 
