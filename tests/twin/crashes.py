@@ -1,70 +1,126 @@
 """Killing a live job and bringing its processes back, quickly.
 
 Guarantees: a crash is SIGKILL alone, to processes of this stack alone; it returns when all of
-them are gone. The parts of a stack start at the same time.
+them are gone. The parts of a stack start at the same time; its workers are those of
+`tests.faults`, whose activities can be held.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import httpx
 import psutil
 
-from tests.real.live import AGENT, MODEL, RESOURCE, Live
+from gym.protocol import Kind
+from tests.real.live import Live, until
 from tests.twin.plan import Point
-from workers.errors import ProcessFailed
-from workers.processes import end, marked
+from workers.processes import alive, end, log_tail, marked, spawn
+from workers.settings import Settings
+from workers.stack import settings_of
+from workers.stack_parts import child_environment
 
-GYM = (MODEL, AGENT, RESOURCE)
+GYM = {kind.value for kind in Kind}
+"""Processes: each serves all servers of one kind."""
+HELD = ("held_1", "held_2")
+_BELOW = {"temporal", "ray", "policy"}
+_ACTOR = "ray::"
+_NOT_THE_JOBS = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
+"""Ray's own: the raylet dies with its agents, and an idle worker is nobody's yet."""
+READY_S = 90.0
 
 
 class Crashes:
-    """Of one stack."""
+    """Of one stack.
 
-    def __init__(self, live: Live) -> None:
+    Args:
+        live: The stack.
+        seed: Of the servers' mishaps.
+    """
+
+    def __init__(self, live: Live, seed: int) -> None:
         """Nothing is started."""
         self._live = live
-        self._starting: asyncio.Task[object] | None = None
+        self._seeds = random.Random(seed)
+        self._servers: list[psutil.Process] = []
+        self._seen: dict[str, int] = {}
+
+    async def up(self) -> None:
+        """Start everything but the Gym servers."""
+        await asyncio.to_thread(self._live.up, only=_BELOW)
+        await asyncio.gather(
+            *(asyncio.to_thread(self._live.start_held_worker, name) for name in HELD)
+        )
 
     async def crash(self, point: Point) -> None:
         """Kill what the point says."""
         if point.machine:
-            await asyncio.to_thread(end, self._stack_id(), grace_s=0)
+            await asyncio.to_thread(self._live.crash)
         else:
             await self._kill_job(point)
-        await self._start_over()
-        if point.machine:
-            await asyncio.to_thread(self._live.crash)
 
-    async def bring_back(self, point: Point | None, *, expect_restore: bool) -> None:
-        """Start what a point killed; after its processes alone, without waiting for them."""
-        if point is not None and point.machine:
-            await asyncio.to_thread(self._live.up, fresh=not expect_restore)
-        else:
-            start = asyncio.to_thread(self._live.stack.start, *GYM, expect_restore=expect_restore)
-            self._starting = asyncio.create_task(start)
+    async def kill(self, *names: str) -> None:
+        """Kill single processes; all Gym servers are killed before a new line."""
+        await asyncio.to_thread(end, self._stack_id(), names=names, grace_s=0)
 
-    async def started(self) -> None:
-        """Wait until everything is up.
+    def start_servers(self, *, expect_restore: bool, undisturbed: bool = False) -> None:
+        """Start the Gym servers, without waiting for them."""
+        flags = ["--seed", str(self._seeds.getrandbits(32))]
+        flags += ["--expect-restore"] if expect_restore else []
+        flags += ["--undisturbed"] if undisturbed else []
+        self._seen = {kind: _size(self.log(kind)) for kind in GYM}
+        self._servers = [
+            self.spawn(kind, "tests.twin.servers", kind, *flags) for kind in sorted(GYM)
+        ]
+
+    def spawn(self, name: str, module: str, *words: str) -> psutil.Process:
+        """Start a process that belongs to the stack."""
+        record = self._live.stack.record()
+        assert record is not None
+        return spawn(
+            name,
+            [sys.executable, "-m", module, *words],
+            stack_id=record.stack_id,
+            env=child_environment(settings_of(record)),
+            folder=Path(__file__).parents[2],
+            log=self.log(name),
+        )
+
+    async def servers_ready(self) -> None:
+        """Wait until every server answers.
 
         Raises:
-            ProcessFailed: A process is not.
+            AssertionError: One does not, or has ended.
         """
-        if self._starting is not None:
-            await self._starting
-            self._starting = None
+        settings: Settings = self._live.settings
+        async with httpx.AsyncClient(timeout=2, trust_env=False) as http:
 
-    async def _start_over(self) -> None:
-        """Let a start that the crash has met come to its end."""
-        starting, self._starting = self._starting, None
-        if starting is not None:
-            await asyncio.wait({starting})
-            error = starting.exception()
-            if error is not None and not isinstance(error, ProcessFailed):
-                raise error
-        # It may have started one more server than the crash has seen.
-        await asyncio.to_thread(end, self._stack_id(), names=set(GYM), grace_s=0)
+            async def ready() -> bool:
+                for process, kind in zip(self._servers, sorted(GYM), strict=True):
+                    assert alive(process), f"{kind} has ended: {log_tail(self.log(kind))}"
+                for server in settings.servers:
+                    try:
+                        if not (await http.get(f"{server.url}/health")).is_success:
+                            return False
+                    except httpx.TransportError:
+                        return False
+                return True
+
+            await until(ready, "the Gym servers", READY_S)
+
+    def told(self, kind: Kind, event: str) -> list[dict[str, Any]]:
+        """What the newest life of the servers of a kind has logged of an event."""
+        return lines_of(self.log(kind.value), event, self._seen.get(kind.value, 0))
+
+    def log(self, name: str) -> Path:
+        """A process's log."""
+        return self._live.folder / "logs" / f"{name}.log"
 
     async def _kill_job(self, point: Point) -> None:
         victims = sorted(await asyncio.to_thread(self._victims), key=lambda found: found.pid)
@@ -76,12 +132,36 @@ class Crashes:
                 continue  # an actor that ended because another one did
             await asyncio.sleep(point.gap_s)
         _, left = await asyncio.to_thread(psutil.wait_procs, victims, timeout=10)
-        assert not [process for process in left if process.status() != psutil.STATUS_ZOMBIE]
+        assert not [process for process in left if alive(process)]
 
     def _victims(self) -> list[psutil.Process]:
-        return [*marked(self._stack_id(), set(GYM)), *self._live.actors()]
+        return [*marked(self._stack_id(), GYM), *self._actors()]
+
+    def _actors(self) -> Iterator[psutil.Process]:
+        for process in self._live.pids("ray"):
+            try:
+                title = process.cmdline()[0]
+            except (psutil.NoSuchProcess, IndexError):
+                continue  # it has ended since it was listed
+            if title.startswith(_ACTOR) and not title.startswith(_NOT_THE_JOBS):
+                yield process
 
     def _stack_id(self) -> str:
         record = self._live.stack.record()
         assert record is not None
         return record.stack_id
+
+
+def lines_of(log: Path, event: str, start: int = 0) -> list[dict[str, Any]]:
+    """The lines of a log that tell of an event, from byte `start` on; a torn one is left out."""
+    if not log.exists():
+        return []
+    with log.open("rb") as file:
+        file.seek(start)
+        lines = file.read().decode(errors="replace").splitlines(keepends=True)
+    named = [line for line in lines if f'"event": "{event}"' in line and line.endswith("}\n")]
+    return [json.loads(line) for line in named]
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

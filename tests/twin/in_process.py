@@ -1,11 +1,13 @@
 """The twin run in one process: hundreds of crashes in minutes, each at one chosen await.
 
-The steps of save and restore are driven in the workflows' order. A crash comes at a moment drawn
-from the seed: before or after a step, a request to a server, an access to the rows. It ends
-every task of that life; the next life starts from the disk alone. `python -m
+A crash comes at a moment drawn from the seed (`tests.twin.moments`): before or after a step of a
+save or restore, a request to a server, an access to the rows. It ends every task of that life;
+the next life starts from the disk alone. Between crashes calls fail, steps are repeated and
+acknowledgements dawdle (`tests.twin.mishaps`), and a consumer claims finished groups. `python -m
 tests.twin.in_process --seed N --points K` replays a seed.
 
-Not met here: a process that dies alone, the timing of real machines; `tests.twin.real` does.
+Not met here: a process that dies alone, the timing of real machines, Temporal itself (there is no
+time-skipping server among the packages of this project); `tests.twin.real` does.
 """
 
 from __future__ import annotations
@@ -17,57 +19,41 @@ import logging
 import random
 import tempfile
 import time
-import uuid
 from collections import Counter as Tally
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rl import incarnations
 from rl.collaborators import TRAINING
 from rl.errors import NoSnapshot
-from rl.manifest import SnapshotManifest
-from rl.messages import JobConfig, Workload
+from rl.messages import Workload
+from rl.recovery_ledger import RunState
 from rl.scripted_policy import Script
 from rl.snapshot_folder import SnapshotFolder
-from rl.topology import demand_fit, topology_of
+from tests.twin.fleet import RESTART_ONLY_AGENT
 from tests.twin.memory import Life, job_config
+from tests.twin.mishaps import Mishaps
+from tests.twin.moments import PHASES, Dead, Draw
 from tests.twin.results import RESULTS, write_results
-from tests.twin.rows import GENERATIONS, SCRIPT, differences, rollout_ids, write_rows
+from tests.twin.rows import (
+    GENERATIONS,
+    SCRIPT,
+    SORTS,
+    demand_whole,
+    differences,
+    sent_too_often,
+    write_rows,
+    wrongly_over,
+)
+from tests.twin.steps import Steps, runs_of
 
 FAST = Script(turns=SCRIPT.turns, turns_spread=SCRIPT.turns_spread, delay_s=0.003)
-PROMPTS = 6
-MAX_INFLIGHT = 4
-LIFE_LIMIT_S = 20.0
-BUDGET_S = 20.0
-
-
-class Dead:
-    """Decides at which moment a life ends."""
-
-    def __init__(self, draw: random.Random) -> None:
-        """Draw what kind of moment it is, and which one of them."""
-        self.happened = asyncio.Event()
-        self.at = "never"
-        self.armed = True
-        self._wanted, most = draw.choice(
-            [("step", 12), ("step", 26), ("checkpoint/v1", 60), ("", 400), ("", 1500), ("put_", 60)]
-        )
-        self._left = draw.randint(1, most)
-
-    async def moment(self, what: str) -> None:
-        """Go on, or never again."""
-        if not self.happened.is_set():
-            if not self.armed or self._wanted not in what:
-                return
-            self._left -= 1
-            if self._left > 0:
-                return
-            self.at = what
-            self.happened.set()
-        await asyncio.Event().wait()
+PROMPTS = len(SORTS)
+MAX_INFLIGHT = 5
+LIFE_LIMIT_S = 30.0
+SLOW_S = 0.02
+CLAIM_EVERY_S = 0.03
 
 
 @dataclass
@@ -80,7 +66,15 @@ class Outcome:
     saves: int = 0
     restores: int = 0
     differences: list[str] = field(default_factory=list)
-    met: Tally[str] = field(default_factory=Tally)
+    phases: Tally[str] = field(default_factory=Tally)
+    """How many crashes met each phase."""
+    meanwhile: Tally[str] = field(default_factory=Tally)
+    """At how many crashes something else was under way, and how often mishaps happened."""
+
+    @property
+    def missed(self) -> list[str]:
+        """Phases that no crash has met."""
+        return [phase for phase in PHASES if not self.phases[phase]]
 
 
 class Twin:
@@ -90,181 +84,154 @@ class Twin:
         folder: For dataset and snapshots.
         seed: Of everything that is drawn.
         points: How many crashes.
+        report: Told one line for each thing worth it.
+        give_up: End at the first difference.
     """
 
     def __init__(
-        self, folder: Path, *, seed: int, points: int, report: Callable[[str], None] = print
+        self,
+        folder: Path,
+        *,
+        seed: int,
+        points: int,
+        report: Callable[[str], None] = print,
+        give_up: bool = False,
     ) -> None:
         """Start nothing."""
         self.outcome = Outcome(seed)
-        self._config: JobConfig = job_config(folder)
+        self._config = job_config(folder)
         self._folder = SnapshotFolder(self._config)
-        self._workload = Workload(
+        workload = Workload(
             dataset=folder / "rows.jsonl", generations=GENERATIONS, max_inflight=MAX_INFLIGHT
         )
-        self._draw = random.Random(seed)
+        self._steps = Steps(self._config, self._folder, workload)
+        self._draw = Draw(seed)
         self._points = points
         self._report = report
+        self._give_up = give_up
         self._undisturbed: dict[str, dict[str, Any]] = {}
 
     async def run(self) -> Outcome:
         """Run everything; differences are told in the outcome, not raised."""
-        write_rows(self._workload.dataset, PROMPTS)
-        await self._one_life(None, fresh=True, measure=True)
-        assert set(self._undisturbed) == rollout_ids(PROMPTS)
+        write_rows(self._steps.workload.dataset, PROMPTS)
+        await self._one_life(Dead(armed=False), fresh=True, measure=True)
+        demand_whole(self._undisturbed, PROMPTS)
         fresh = True
         while self.outcome.points < self._points:
-            dead = Dead(self._draw)
-            crashed = await self._one_life(dead, fresh=fresh)
+            crashed = await self._one_life(self._draw.dead(fresh=fresh), fresh=fresh)
             if crashed:
                 self.outcome.points += 1
-                self.outcome.met[dead.at] += 1
                 fresh = not self._has_snapshot()
             else:
                 self.outcome.jobs += 1
                 fresh = True
-        await self._one_life(None, fresh=fresh)
+            if self._give_up and self.outcome.differences:
+                return self.outcome
+        await self._one_life(Dead(armed=False), fresh=fresh)
+        self.outcome.saves, self.outcome.restores = self._steps.saves, self._steps.restores
         return self.outcome
 
-    async def _one_life(self, dead: Dead | None, *, fresh: bool, measure: bool = False) -> bool:
+    async def _one_life(self, dead: Dead, *, fresh: bool, measure: bool = False) -> bool:
         """From a start or restore to a crash (True) or to the job's end."""
-        if dead is None:
-            dead = Dead(self._draw)
-            dead.armed = False
         before = asyncio.all_tasks()
-        life = Life(self._config, FAST, expect_restore=not fresh, moment=dead.moment)
-        saves = not measure
-        living = asyncio.create_task(self._live(life, dead, fresh=fresh, saves=saves))
+        # Another seed in each life: a mishap that always met the same call would be no mishap.
+        mishaps = Mishaps(self._draw.random.getrandbits(32), SLOW_S)
+        mishaps.active = not measure
+        life = Life(
+            self._config, FAST, expect_restore=not fresh, moment=dead.moment, mishaps=mishaps
+        )
+        claimed: list[str] = []
+        living = asyncio.create_task(
+            self._live(life, dead, claimed, fresh=fresh, saves=not measure)
+        )
         dying = asyncio.create_task(dead.happened.wait())
         try:
             await asyncio.wait(
                 {living, dying}, timeout=LIFE_LIMIT_S, return_when=asyncio.FIRST_COMPLETED
             )
             if dead.happened.is_set():
+                self._note(life, dead, mishaps)
+                self._look_at_runs(life, mishaps)
                 return True
             if not living.done():
                 status = life.controller.status() if hasattr(life, "controller") else None
                 raise AssertionError(f"seed {self.outcome.seed}: a life hangs: {status}")
             living.result()
-            rows = _rows(life)
-            if measure:
-                self._undisturbed = rows
-            for sentence in differences(self._undisturbed, rows):
-                self._differs(sentence)
+            await self._compare(life, claimed, measure=measure)
+            self._look_at_runs(life, mishaps)
             return False
         finally:
-            # From here on nothing of this life has an effect: its next moment is its last.
-            dead.happened.set()
+            dead.end()
+            self.outcome.meanwhile += Tally({each.value: n for each, n in mishaps.met.items()})
             await _end(before)
             self._verify()
 
-    async def _live(self, life: Life, dead: Dead, *, fresh: bool, saves: bool) -> None:
+    async def _live(
+        self, life: Life, dead: Dead, claimed: list[str], *, fresh: bool, saves: bool
+    ) -> None:
+        steps = self._steps
         if fresh:
-            await self._start(life, dead)
+            await steps.start(life, dead)
         else:
-            await self._restore(life, dead)
+            await steps.restore(life, dead)
+            self._look_at_discards()
+        consumer = asyncio.create_task(_consume(life, claimed))
         # Drawn per life: how often it is saved.
-        every_s = self._draw.uniform(0.0, 0.15)
-        while True:
-            state = life.controller.status().state
-            if state == "finished":
-                return
-            if state != "running":
-                self._differs(f"the job is {state}: {life.controller.status().reason}")
-                return
+        every_s = self._draw.random.uniform(0.0, 0.15)
+        while (state := life.controller.status().state) == "running":
             await asyncio.sleep(every_s)
             if saves:
-                await self._save(life, dead)
+                await steps.save(life, dead)
+            for wrong in steps.wrong:
+                self._differs(wrong)
+            steps.wrong.clear()
+        consumer.cancel()
+        if state != "finished":
+            self._differs(f"the job is {state}: {life.controller.status().reason}")
 
-    # --- the steps, in the workflows' order -----------------------------------------------------
+    def _look_at_discards(self) -> None:
+        for rollout, reason in self._steps.started_over.items():
+            if wrong := wrongly_over(rollout, reason):
+                self._differs(wrong)
+            self.outcome.meanwhile["rollouts that started over"] += 1
 
-    async def _start(self, life: Life, dead: Dead) -> None:
-        folder = self._config.job_folder
-        incarnation = incarnations.claim(folder, {"run_id": uuid.uuid4().hex})
-        await dead.moment("step start: claimed")
-        await life.join(incarnation)
-        await life.controller.start_fresh(self._workload)
-        await dead.moment("step start: started")
-        incarnations.record_origin(folder, incarnation, None)
-        await dead.moment("step start: origin recorded")
-        life.controller.start_pumps()
-
-    async def _restore(self, life: Life, dead: Dead) -> None:
-        folder, restore_id = self._config.job_folder, str(uuid.uuid4())
-        newest = incarnations.newest(folder)
-        incarnation = incarnations.claim(folder, {"run_id": uuid.uuid4().hex}, after=newest)
-        await dead.moment("step restore: claimed")
-        self._folder.sweep()
-        await dead.moment("step restore: swept")
-        await life.join(incarnation)
-        await dead.moment("step restore: joined")
-        snapshot = self._folder.candidates("latest")[0]
-        manifest = self._folder.verify(snapshot)
-        demand_fit(
-            manifest.topology, topology_of(self._config, life.servers, {}), snapshot=snapshot
-        )
-        life.rows.load(folder / snapshot)
-        await dead.moment("step restore: rows loaded")
-        files = {
-            part: [file for file in manifest.files if file.path.startswith(f"{part}/")]
-            for part in ("gym", "rl")
-        }
-        await life.desk.restore(restore_id, manifest.checkpoint_id, folder / snapshot, files["gym"])
-        await dead.moment("step restore: servers restored")
-        answer = await life.controller.start_restored(restore_id, folder / snapshot, files["rl"])
-        await dead.moment("step restore: controller started")
-        for rollout in await life.controller.discard_continuations(restore_id):
-            self._differs(f"{rollout.rollout_id} started over: {rollout.restarted_because}")
-        await dead.moment("step restore: discarded")
-        incarnations.record_origin(folder, incarnation, snapshot)
-        await dead.moment("step restore: origin recorded")
-        await life.desk.resume_restored(restore_id)
-        await dead.moment("step restore: resumed")
-        sent = life.controller.start_pumps()
-        if sent != len(answer.unfinished):
-            self._differs(f"{len(answer.unfinished)} unfinished, {sent} sent again")
-        self.outcome.restores += 1
-        await dead.moment("step restore: pumps started")
-
-    async def _save(self, life: Life, dead: Dead) -> None:
-        controller, desk, checkpoint_id = life.controller, life.desk, str(uuid.uuid4())
-        begun = await controller.begin_checkpoint(checkpoint_id, None)
-        if not begun.agreed:
-            if begun.refusal not in ("unchanged", "job_finished"):
-                self._differs(f"a save was refused: {begun.refusal}: {begun.reason}")
+    def _look_at_runs(self, life: Life, mishaps: Mishaps) -> None:
+        if not hasattr(life, "controller"):
             return
-        await dead.moment("step save: begun")
-        await controller.close_admission(checkpoint_id, BUDGET_S)
-        await dead.moment("step save: admission closed")
-        await desk.prepare(checkpoint_id, BUDGET_S, BUDGET_S)
-        await dead.moment("step save: prepared")
-        base = self._config.job_folder / begun.folder
-        committed = await desk.commit(checkpoint_id, BUDGET_S, base)
-        await dead.moment("step save: committed")
-        cut = await controller.cut_rl_state(checkpoint_id, begun.folder, BUDGET_S)
-        await dead.moment("step save: cut")
-        files = [*committed.files, *cut.files]
-        manifest = SnapshotManifest(
-            job_id=self._config.job_id,
-            snapshot=begun.snapshot,
-            checkpoint_id=checkpoint_id,
-            name=None,
-            incarnation=begun.incarnation,
-            created_at=datetime.now(UTC),
-            topology=cut.topology,
-            counts={"unfinished": cut.unfinished, "finished": cut.finished},
-            files=files,
-        )
-        self._folder.publish(begun.folder, begun.snapshot, manifest, files)
-        await dead.moment("step save: published")
-        await desk.resume(checkpoint_id, 2.0)
-        await dead.moment("step save: servers resumed")
-        controller.resume_checkpoint(checkpoint_id, begun.snapshot)
-        await dead.moment("step save: resumed")
-        self._folder.prune(2, incarnation=begun.incarnation)
-        self.outcome.saves += 1
+        for sentence in sent_too_often(runs_of(life), self._steps.begun_at, mishaps.failed):
+            self._differs(sentence)
 
     # --- the oracle -----------------------------------------------------------------------------
+
+    async def _compare(self, life: Life, claimed: list[str], *, measure: bool) -> None:
+        rows = _rows(life)
+        if measure:
+            self._undisturbed = rows
+        for sentence in differences(self._undisturbed, rows):
+            self._differs(sentence)
+        # A claim of an earlier life must not keep a row from the consumer of this one.
+        claimed += await life.rows.claim(lambda free: free)
+        for sentence in claims_that_differ(claimed, rows):
+            self._differs(sentence)
+
+    def _note(self, life: Life, dead: Dead, mishaps: Mishaps) -> None:
+        """Count what the crash has met."""
+        self.outcome.phases[dead.phase] += 1
+        meanwhile = self.outcome.meanwhile
+        known = life.controller.job.ledger.copy() if hasattr(life, "controller") else {}
+        records = list(known.values())
+        redispatched = [
+            record
+            for record in records
+            if record.unfinished and any(run.state is RunState.FAILED for run in record.runs)
+        ]
+        owed = any(one.owed for one in records)
+        meanwhile["crashes with an acknowledgement owed"] += owed
+        meanwhile["crashes with an acknowledgement in flight"] += mishaps.acknowledging > 0
+        meanwhile["crashes with claimed groups"] += bool(life.rows.claimed)
+        meanwhile["crashes with a redispatched run"] += bool(redispatched)
+        agents = {one.agent for one in records if one.unfinished}
+        meanwhile["crashes with a restart_only rollout"] += RESTART_ONLY_AGENT in agents
 
     def _has_snapshot(self) -> bool:
         try:
@@ -280,6 +247,25 @@ class Twin:
     def _differs(self, what: str) -> None:
         self.outcome.differences.append(what)
         self._report(f"DIFFERENCE: {what} (seed {self.outcome.seed})")
+
+
+async def _consume(life: Life, claimed: list[str]) -> None:
+    """Claim whole groups as they get ready, as a trainer does."""
+
+    def whole_groups(free: set[str]) -> set[str]:
+        ready = life.controller.job.index.copy().values()
+        return {name for group in ready for name in group.rollout_ids} & free
+
+    while True:
+        await asyncio.sleep(CLAIM_EVERY_S)
+        claimed += await life.rows.claim(whole_groups)
+
+
+def claims_that_differ(claimed: list[str], rows: dict[str, Any]) -> list[str]:
+    """Rows that the consumer of the last life was given twice, or not at all."""
+    times = Tally(claimed)
+    told = [f"{name}: given to the consumer {n} times" for name, n in times.items() if n > 1]
+    return told + [f"{name}: never given to the consumer" for name in rows.keys() - times.keys()]
 
 
 async def _end(spared: set[asyncio.Task[Any]]) -> None:
@@ -311,7 +297,9 @@ def main() -> int:
         twin = Twin(Path(folder), seed=given.seed, points=given.points)
         outcome = asyncio.run(twin.run())
     print(f"{outcome.points} points, {outcome.jobs} jobs, {outcome.saves} saves")
-    for what, count in outcome.met.most_common():
+    for what in PHASES:
+        print(f"{outcome.phases[what]:5} crashes in {what}")
+    for what, count in outcome.meanwhile.most_common():
         print(f"{count:5} {what}")
     took = time.monotonic() - began
     print(f"{len(outcome.differences)} differences in {took:.0f} s, seed {outcome.seed}")
@@ -324,6 +312,8 @@ def main() -> int:
             jobs=outcome.jobs,
             saves=outcome.saves,
             restores=outcome.restores,
+            phases={what: outcome.phases[what] for what in PHASES},
+            meanwhile=dict(outcome.meanwhile.most_common()),
         )
     return 1 if outcome.differences else 0
 

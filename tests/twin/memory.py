@@ -16,17 +16,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
-from fastapi import FastAPI
 from pydantic import SecretStr
 
-from gym.agent_server import AgentServerSettings, create_agent_app
 from gym.client import GymClient
-from gym.counter import Counter, CounterSettings
 from gym.durable import digest_of_file, write_durably
-from gym.generation_endpoint import GenerationEndpoint
-from gym.model_server import ModelServerSettings, create_model_app
-from gym.protocol import Kind, WrittenFile
-from gym.resource_server import create_resource_app
+from gym.protocol import WrittenFile
 from rl import scripted_policy
 from rl.collaborators import STAGING, TRAINING, Collaborators
 from rl.controller import Controller
@@ -46,12 +40,13 @@ from rl.messages import (
 )
 from rl.snapshot_folder import SnapshotFolder
 from rl.training_rows import StagingRow, TrainingRow
+from tests.twin.fleet import KINDS, make
+from tests.twin.mishaps import App, Mishaps
 
 T = TypeVar("T")
 TOKEN = SecretStr("twin-control-token")
-MODEL, AGENT, COUNTER = "policy-model", "simple-agent", "counter"
+URLS = {name: f"http://{name}" for name in KINDS}
 """Names of servers are hosts here."""
-KINDS = {MODEL: Kind.MODEL, AGENT: Kind.AGENT, COUNTER: Kind.RESOURCE}
 ROWS_FILE = "data_plane/rows.bin"
 
 Moment = Callable[[str], Awaitable[None]]
@@ -65,13 +60,14 @@ def job_config(root: Path) -> JobConfig:
         snapshot_root=root,
         control_token_file=root / "token",
         servers=[
-            ServerConfig(name=name, kind=kind, url=f"http://{name}") for name, kind in KINDS.items()
+            ServerConfig(name=name, kind=kind, url=URLS[name]) for name, kind in KINDS.items()
         ],
         policy_url="http://policy/v1",
         policy_model="policy",
         generation_port=1,
         save=SaveSettings(lease_s=30),
         restore_wait_s=5,
+        max_runs=100,
     )
 
 
@@ -80,7 +76,7 @@ class Network(httpx.AsyncBaseTransport):
 
     def __init__(self, moment: Moment) -> None:
         """Nobody answers yet."""
-        self.apps: dict[str, FastAPI] = {}
+        self.apps: dict[str, App] = {}
         self._moment = moment
         self._handling: set[asyncio.Task[httpx.Response]] = set()
 
@@ -104,6 +100,8 @@ class MemoryRows:
         """Empty."""
         self.rows: dict[str, dict[str, Any]] = {STAGING: {}, TRAINING: {}}
         self.tags: dict[str, dict[str, Any]] = {}
+        self.claimed: set[str] = set()
+        """Training rows that a consumer has fetched; saved and loaded with the rows."""
         self._moment = moment
 
     async def put_staging(self, key: str, row: StagingRow) -> None:
@@ -133,19 +131,28 @@ class MemoryRows:
         await self._moment(f"clear {partition} ends")
 
     async def reset_claims(self, partition: str) -> None:
-        """Nobody claims."""
+        await self._moment("reset_claims")
+        self.claimed.clear()
+
+    async def claim(self, wanted: Callable[[set[str]], set[str]]) -> list[str]:
+        """Fetch what no consumer has fetched: those of it that `wanted` answers."""
+        await self._moment("claim begins")
+        found = wanted(set(self.rows[TRAINING]) - self.claimed)
+        self.claimed |= found
+        await self._moment("claim ends")
+        return sorted(found)
 
     async def save(self, folder: str) -> list[WrittenFile]:
         await self._moment("save of rows begins")
         path = Path(folder) / ROWS_FILE
         path.parent.mkdir(exist_ok=True)
-        write_durably(path, pickle.dumps((self.rows, self.tags)))
+        write_durably(path, pickle.dumps((self.rows, self.tags, self.claimed)))
         size, sha256 = digest_of_file(path)
         await self._moment("save of rows ends")
         return [WrittenFile(path=ROWS_FILE, bytes=size, sha256=sha256)]
 
     def load(self, folder: Path) -> None:
-        self.rows, self.tags = pickle.loads((folder / ROWS_FILE).read_bytes())
+        self.rows, self.tags, self.claimed = pickle.loads((folder / ROWS_FILE).read_bytes())
 
 
 class DirectGym:
@@ -160,6 +167,9 @@ class DirectGym:
 
     async def acknowledge(self, rollout_id: str, attempt: int, digest: str, agent: str) -> None:
         await self._desk.runs.acknowledge(rollout_id, attempt, digest, agent)
+
+    async def let_go(self, rollout_id: str, agent: str) -> None:
+        await self._desk.runs.let_go(rollout_id, agent)
 
     async def status(self) -> Any:
         return await self._desk.status()
@@ -185,6 +195,7 @@ class Life:
         script: What the policy plays.
         expect_restore: Whether the Gym servers await a restore.
         moment: See `Moment`.
+        mishaps: What goes wrong besides.
     """
 
     def __init__(
@@ -194,46 +205,26 @@ class Life:
         *,
         expect_restore: bool,
         moment: Moment,
+        mishaps: Mishaps,
     ) -> None:
         """Servers are there; nothing has joined."""
         self.config = config
         self.rows = MemoryRows(moment)
         self.network = Network(moment)
         self.client = GymClient(TOKEN, transport=self.network)
-        self._expect_restore = expect_restore
-        self.network.apps = {"policy": scripted_policy.create_app(script), **self._servers()}
+        self.network.apps = {"policy": scripted_policy.create_app(script)}
+        for name, kind in KINDS.items():
+            common = {
+                "name": name,
+                "port": 1,
+                "snapshot_root": config.snapshot_root,
+                "control_token": TOKEN,
+                "expect_restore": expect_restore,
+            }
+            app = make(name, common, URLS, "http://generation/v1", transport=self.network)
+            self.network.apps[name] = mishaps.around(app, kind)
         self.desk: GymDesk
         self.controller: Controller
-
-    def _servers(self) -> dict[str, FastAPI]:
-        endpoint = GenerationEndpoint(
-            "http://generation/v1", participant=MODEL, transport=self.network
-        )
-        return {
-            MODEL: create_model_app(
-                ModelServerSettings(**self._common(MODEL), generation_url="http://generation/v1"),
-                endpoint,
-            ),
-            AGENT: create_agent_app(
-                AgentServerSettings(
-                    **self._common(AGENT),
-                    model_url=f"http://{MODEL}",
-                    resource={COUNTER: f"http://{COUNTER}"},
-                    max_steps=12,
-                ),
-                self.network,
-            ),
-            COUNTER: create_resource_app(Counter(), CounterSettings(**self._common(COUNTER))),
-        }
-
-    def _common(self, name: str) -> dict[str, Any]:
-        return {
-            "name": name,
-            "port": 1,
-            "snapshot_root": self.config.snapshot_root,
-            "control_token": TOKEN,
-            "expect_restore": self._expect_restore,
-        }
 
     async def join(self, incarnation: int) -> None:
         """Join the servers, start the endpoint, the desk and the controller."""

@@ -1,26 +1,32 @@
 """The rows that a twin run rolls out, and what must be equal in what comes of them.
 
-Guarantees: the expected count of every prompt is what the script brings its first generation to,
-so a lost or repeated step shows as a wrong reward, besides a wrong count and other tokens.
+Guarantees: the expected count of every counting prompt is what the script brings its first
+generation to, so a lost or repeated step shows as a wrong reward, besides a wrong count and
+other tokens.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rl.scripted_policy import Script
+from tests.gym.test_gymnasium_agent import rows_of
+from tests.twin.fleet import DICE, PLAYER, TOOLS, WRITER
 
 GENERATIONS = 2
-SCRIPT = Script(turns=3, turns_spread=6, delay_s=0.3)
+SCRIPT = Script(turns=2, turns_spread=5, delay_s=0.25)
+SORTS = ("tools", "dice", "essay", "taxi", "blackjack", "tools", "cliff_walking", "frozen_lake")
+"""Of the prompts, over and over."""
 _FREE = ("attempt_index", "capture_keys", "result_digest")
 """Which run it was may differ; the digest is over a result that is compared itself."""
 
 
-def write_rows(path: Path, prompts: int, script: Script = SCRIPT) -> None:
-    """Write a dataset of NeMo Gym rows for the counter."""
-    path.write_text("".join(f"{json.dumps(_row(number, script))}\n" for number in range(prompts)))
+def write_rows(path: Path, prompts: int) -> None:
+    """Write a dataset of NeMo Gym rows, one of each sort in turn."""
+    path.write_text("".join(f"{json.dumps(_row(number))}\n" for number in range(prompts)))
 
 
 def rollout_ids(prompts: int) -> set[str]:
@@ -28,24 +34,53 @@ def rollout_ids(prompts: int) -> set[str]:
     return {f"p{k}_g{j}" for k in range(prompts) for j in range(GENERATIONS)}
 
 
-def tools_asked(script: Script, rollout_id: str, call: int) -> list[dict[str, Any]]:
-    """The tool calls that a model call of the script answers with these rows."""
-    message = script.message(rollout_id, call, _CHAT_TOOLS)
-    return list(message.get("tool_calls", []))
+def sort_of(number: int) -> str:
+    """What prompt `number` is about."""
+    return SORTS[number % len(SORTS)]
 
 
-def _row(number: int, script: Script) -> dict[str, Any]:
+def demand_whole(rows: dict[str, dict[str, Any]], prompts: int) -> None:
+    """The undisturbed job is the measure: it must be whole itself.
+
+    Raises:
+        AssertionError: A row is missing, or the script does not count as expected.
+    """
+    assert set(rows) == rollout_ids(prompts)
+    counted = [f"p{number}_g0" for number in range(prompts) if sort_of(number) == "tools"]
+    assert all(rows[name]["reward"] == 1 for name in counted), "the script does not count right"
+
+
+def _row(number: int) -> dict[str, Any]:
+    sort = sort_of(number)
+    increment = _tool("increment_counter", count="integer")
+    match sort:
+        case "tools":
+            tools = [increment, _tool("get_counter_value"), _tool("get_weather", city="string")]
+            return _counting(number, TOOLS, tools)
+        case "dice":
+            return _counting(number, DICE, [increment, _tool("roll_die")])
+        case "essay":
+            return _counting(number, WRITER, [_tool("write_paragraph", text="string")])
+    return rows_of(sort)[number % 2] | _for(PLAYER)
+
+
+def _counting(number: int, agent: str, tools: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "responses_create_params": {
-            "input": [{"role": "user", "content": f"prompt {number}: count as you like"}],
-            "tools": _TOOLS,
+            "input": [{"role": "user", "content": f"prompt {number}: use the tools as you like"}],
+            "tools": tools,
         },
         "initial_count": number,
-        "expected_count": number + _counted(script, f"p{number}_g0"),
+        "expected_count": number + _counted(f"p{number}_g0", tools),
+        **_for(agent),
     }
 
 
-def _counted(script: Script, rollout_id: str) -> int:
+def _for(agent: str) -> dict[str, Any]:
+    return {"agent_ref": {"type": "responses_api_agents", "name": agent}}
+
+
+def _counted(rollout_id: str, tools: list[dict[str, Any]]) -> int:
     """What the script adds in a rollout."""
     total = 0
     for call in range(script.turns_of(rollout_id)):
@@ -54,7 +89,7 @@ def _counted(script: Script, rollout_id: str) -> int:
     return total
 
 
-def _tool(name: str, properties: dict[str, Any]) -> dict[str, Any]:
+def _tool(name: str, **properties: str) -> dict[str, Any]:
     return {
         "type": "function",
         "name": name,
@@ -62,7 +97,7 @@ def _tool(name: str, properties: dict[str, Any]) -> dict[str, Any]:
         "strict": True,
         "parameters": {
             "type": "object",
-            "properties": properties,
+            "properties": {key: {"type": kind} for key, kind in properties.items()},
             "required": list(properties),
             "additionalProperties": False,
         },
@@ -97,19 +132,46 @@ def _comparable(row: dict[str, Any]) -> dict[str, Any]:
     return {**{key: value for key, value in row.items() if key != "tag"}, **tag}
 
 
+def sent_too_often(
+    runs: dict[str, int], begun_at: dict[str, int], failed: Mapping[str, int]
+) -> list[str]:
+    """Rollouts that were sent again without a restore or a failed run.
+
+    Args:
+        runs: The newest run of each rollout.
+        begun_at: The run that each was at when this life of the job began; 0 by default.
+        failed: Failed runs of this life, by rollout.
+    """
+    return [
+        f"{rollout}: sent again without a restore or a failed run"
+        for rollout, run in runs.items()
+        if run > begun_at.get(rollout, 0) + failed.get(rollout, 0)
+    ]
+
+
+def wrongly_over(rollout: str, reason: str | None) -> str | None:
+    """A sentence about a rollout that a restore let start over, if it had no right to."""
+    sort = sort_of(int(rollout[1:].partition("_")[0]))
+    rightly = {"used dice, which is restart_only"} if sort == "dice" else set()
+    if reason in rightly | {"its run had failed"}:
+        return None
+    return f"{rollout} ({sort}) started over: {reason}"
+
+
 def repeated(lines: list[dict[str, Any]]) -> list[str]:
     """Request ids of mutations that took effect twice in one life of their server.
 
     Args:
-        lines: The server's log lines about joins and mutations, in order.
+        lines: The servers' log lines about joins and mutations, in order.
     """
-    seen: set[str] = set()
+    seen: dict[str, set[str]] = {}
     twice: list[str] = []
     for line in lines:
+        server = str(line["served_by"])
         if line["event"] == "control":
-            seen = set()
-        elif line["request_id"] in seen:
-            twice.append(f"{line['request_id']}: took effect twice")
+            seen[server] = set()
+        elif line["request_id"] in seen.setdefault(server, set()):
+            twice.append(f"{line['request_id']}: took effect twice on {server}")
         else:
-            seen.add(line["request_id"])
+            seen[server].add(line["request_id"])
     return twice

@@ -1,0 +1,112 @@
+"""Ways to break what a restore or a retry guarantees; the twin must tell each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gym.counter import Counter
+from gym.session import Session
+from rl import restoring
+from rl.acknowledgements import Acknowledgements
+from rl.collaborators import STAGING
+from rl.loader import Loader
+from rl.recovery_ledger import RolloutRecord
+from rl.rollout_pump import RolloutPump
+from tests.twin.memory import MemoryRows
+
+Break = Callable[[pytest.MonkeyPatch], None]
+
+
+def drop_owed_acknowledgements(patch: pytest.MonkeyPatch) -> None:
+    """After a restore, what is owed is never sent."""
+    send = Acknowledgements.send
+
+    def dropped(self: Acknowledgements, record: RolloutRecord) -> None:
+        if record.run.attempt_index == 0:
+            send(self, record)
+
+    patch.setattr(Acknowledgements, "send", dropped)
+
+
+def begin_the_loader_again(patch: pytest.MonkeyPatch) -> None:
+    """The loader's place is not restored."""
+    patch.setattr(Loader, "resume", lambda saved: Loader.open(saved.workload))
+
+
+def skip_a_prompt(patch: pytest.MonkeyPatch) -> None:
+    """A restored loader gives one rollout too few, and says that it gave it."""
+    start = RolloutPump.start
+
+    def skipping(self: RolloutPump) -> int:
+        if self._job.incarnation > 2:
+            self._job.loader.next()
+        return start(self)
+
+    patch.setattr(RolloutPump, "start", skipping)
+
+
+def keep_stale_staging_rows(patch: pytest.MonkeyPatch) -> None:
+    """Rows of calls that no restored run knows stay, and may be taken for answers."""
+    clear = MemoryRows.clear
+
+    async def kept(self: MemoryRows, partition: str, keys: Any) -> None:
+        if partition != STAGING:
+            await clear(self, partition, keys)
+
+    patch.setattr(MemoryRows, "clear", kept)
+
+
+def apply_mutations_twice(patch: pytest.MonkeyPatch) -> None:
+    """A mutation that is sent again takes effect again."""
+    apply = Session.apply
+
+    async def forgetful(self: Session[Any], *given: Any, **more: Any) -> Any:
+        self._receipts.clear()
+        return await apply(self, *given, **more)
+
+    patch.setattr(Session, "apply", forgetful)
+
+
+def restore_another_state(patch: pytest.MonkeyPatch) -> None:
+    """A restored counter stands one higher."""
+    patch.setattr(Counter, "import_state", lambda self, data: int(data) + 1)
+
+
+def keep_claims(patch: pytest.MonkeyPatch) -> None:
+    """What was claimed before a crash stays claimed."""
+
+    async def kept(self: MemoryRows, partition: str) -> None:
+        pass
+
+    patch.setattr(MemoryRows, "reset_claims", kept)
+
+
+def continue_restart_only(patch: pytest.MonkeyPatch) -> None:
+    """Rollouts of a server that cannot be restored are not told to start over."""
+    patch.setattr(restoring, "who_starts_over", lambda held, servers: {})
+
+
+def send_nothing_again(patch: pytest.MonkeyPatch) -> None:
+    """Restored rollouts are forgotten."""
+
+    async def forgetful(self: RolloutPump, again: list[str]) -> None:
+        await feed(self, [])
+
+    feed = RolloutPump._feed
+    patch.setattr(RolloutPump, "_feed", forgetful)
+
+
+BREAKS: list[Break] = [
+    drop_owed_acknowledgements,
+    begin_the_loader_again,
+    skip_a_prompt,
+    keep_stale_staging_rows,
+    apply_mutations_twice,
+    restore_another_state,
+    keep_claims,
+    continue_restart_only,
+    send_nothing_again,
+]

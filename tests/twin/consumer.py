@@ -1,0 +1,39 @@
+"""`python -m tests.twin.consumer`: claim every training row that nobody has claimed.
+
+Prints one line of JSON: the number of rows that TransferQueue gave this consumer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import transfer_queue as tq
+
+from rl.actors import attached
+from rl.collaborators import TRAINING
+from rl.transfer_queue import DataPlane
+
+TASK = "trainer"
+
+
+async def claim() -> int:
+    """Fetch what is ready and unclaimed; how many rows."""
+    plane = await DataPlane.attach()
+    there = len(await plane.keys(TRAINING))
+    for size in range(there, 0, -1):  # a batch comes whole or not at all
+        found = await tq.get_client().async_get_meta(
+            ["token_ids", "reward"], size, TRAINING, task_name=TASK
+        )
+        if found.size:
+            return int(found.size)
+    return 0
+
+
+async def main() -> None:
+    await attached()
+    print(json.dumps({"event": "claimed", "rows": await claim()}))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

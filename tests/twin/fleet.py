@@ -1,0 +1,107 @@
+"""The Gym servers of a twin run: one job with every way of taking part, in both layers.
+
+Four agents (tools with a stateless server, tools with a `restart_only` one, gymnasium, an essay
+whose verify asks a judge) and five resource servers, as in `tests.real.test_mixed_story`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+
+from examples.dice import Dice
+from examples.essay import EssaySettings, create_essay_app
+from examples.weather import Weather
+from gym.agent_server import AgentServerSettings, create_agent_app
+from gym.counter import Counter, CounterSettings
+from gym.generation_endpoint import GenerationEndpoint
+from gym.gymnasium_agent import GymnasiumAgentSettings, create_gymnasium_agent_app
+from gym.gymnasium_server import Gymnasium, GymnasiumServerSettings
+from gym.gymnasium_style import create_gymnasium_app
+from gym.model_server import ModelServerSettings, create_model_app
+from gym.protocol import Kind, Role
+from gym.resource_server import create_resource_app
+from gym.settings import ServerSettings
+
+MODEL, JUDGE = "policy-model", "judge"
+TOOLS, DICE, PLAYER, WRITER = "tools-agent", "dice-agent", "gymnasium-agent", "essay-agent"
+KINDS = {
+    MODEL: Kind.MODEL,
+    JUDGE: Kind.MODEL,
+    TOOLS: Kind.AGENT,
+    DICE: Kind.AGENT,
+    PLAYER: Kind.AGENT,
+    WRITER: Kind.AGENT,
+    "counter": Kind.RESOURCE,
+    "weather": Kind.RESOURCE,
+    "dice": Kind.RESOURCE,
+    "gymnasium": Kind.RESOURCE,
+    "essay": Kind.RESOURCE,
+}
+_CALLED = {TOOLS: ["counter", "weather"], DICE: ["counter", "dice"], WRITER: ["essay"]}
+_TOOLS = {"get_weather": "weather", "roll_die": "dice"}
+STEPS, EPISODE_STEPS = 12, 6
+"""Above the longest script; and what an episode of a map is cut at."""
+RESTART_ONLY_AGENT = DICE
+
+
+def make(
+    name: str,
+    common: Mapping[str, Any],
+    urls: Mapping[str, str],
+    generation_url: str,
+    *,
+    tool_delay_s: float = 0,
+    transport: httpx.AsyncBaseTransport | None = None,
+) -> FastAPI:
+    """One server's application.
+
+    Args:
+        name: Which.
+        common: What every server is told.
+        urls: Of all servers.
+        generation_url: Where completions come from.
+        tool_delay_s: Of the counter.
+        transport: How it reaches others, instead of HTTP.
+    """
+    match name:
+        case "policy-model" | "judge":
+            role = Role.AUXILIARY if name == JUDGE else Role.POLICY
+            settings = ModelServerSettings(**common, generation_url=generation_url, role=role)
+            endpoint = GenerationEndpoint(generation_url, participant=name, transport=transport)
+            return create_model_app(settings, endpoint)
+        case "gymnasium-agent":
+            player = GymnasiumAgentSettings(
+                **common,
+                model_url=urls[MODEL],
+                resource={"gymnasium": urls["gymnasium"]},
+                max_steps=EPISODE_STEPS,
+            )
+            return create_gymnasium_agent_app(player, transport)
+        case "tools-agent" | "dice-agent" | "essay-agent":
+            called = _CALLED[name]
+            agent = AgentServerSettings(
+                **common,
+                model_url=urls[MODEL],
+                resource={resource: urls[resource] for resource in called},
+                tool={tool: there for tool, there in _TOOLS.items() if there in called},
+                max_steps=STEPS,
+            )
+            return create_agent_app(agent, transport)
+        case "counter":
+            return create_resource_app(
+                Counter(tool_delay_s), CounterSettings(**common, tool_delay_s=tool_delay_s)
+            )
+        case "gymnasium":
+            played = GymnasiumServerSettings(**common)
+            return create_gymnasium_app(Gymnasium(played.environments), played)
+        case "essay":
+            return create_essay_app(EssaySettings(**common, judge_url=urls[JUDGE]), transport)
+        case "weather":
+            return create_resource_app(Weather(), ServerSettings(**common))
+        case "dice":
+            return create_resource_app(Dice(), ServerSettings(**common))
+    raise ValueError(f"no server {name}; there are: {', '.join(KINDS)}")
