@@ -58,9 +58,9 @@ test: check demo test-real ## What CI runs: at most 30 minutes with the install.
 test-long: install ## Minutes of real processes; a hundred saves write docs/results/hundred_saves.json.
 	$(BIN)/python -m pytest -q -m "long" $(TESTS)
 
-twin: install ## A job with 100 crashes against the undisturbed one; POINTS=N, SEED=N replays.
-	$(BIN)/python -m tests.twin.in_process --points 500 --write $(if $(SEED),--seed $(SEED))
-	$(BIN)/python -m tests.twin.real --points $(POINTS) --write $(if $(SEED),--seed $(SEED))
+twin: install ## A job with 100 crashes against the undisturbed one; SEED=N POINTS=M replays.
+	$(BIN)/python -m tests.twin.in_process --points 500 $(if $(SEED),--seed $(SEED),--write)
+	$(BIN)/python -m tests.twin.real --points $(POINTS) $(if $(SEED),--seed $(SEED),--write)
 
 test-all: test test-long twin ## Everything; longer runs write dated results to docs/results.
 

@@ -99,14 +99,15 @@ def send_nothing_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RolloutPump, "_feed", forgetful)
 
 
-BREAKS: list[Break] = [
-    drop_owed_acknowledgements,
-    begin_the_loader_again,
-    skip_a_prompt,
-    keep_stale_staging_rows,
-    apply_mutations_twice,
-    restore_another_state,
-    keep_claims,
-    continue_restart_only,
-    send_nothing_again,
-]
+BREAKS: dict[Break, str] = {
+    drop_owed_acknowledgements: "not acknowledged|result of",
+    begin_the_loader_again: "the loader has given out other rollouts",
+    skip_a_prompt: "the loader has given out other rollouts|no row",
+    keep_stale_staging_rows: "staging rows that nobody owns",
+    apply_mutations_twice: "result differs",
+    restore_another_state: "result differs",
+    keep_claims: "never given to the consumer",
+    continue_restart_only: "sent again without a restore or a failed run",
+    send_nothing_again: "no row",
+}
+"""Each with what the twin is to say about it."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from activities.contract import RestoreResult
 from gym.protocol import Kind
-from tests.real.live import Live
+from tests.real.live import Live, until
 from tests.twin.crashes import Crashes, lines_of
 from tests.twin.mishaps import FAILING
 from tests.twin.rows import (
@@ -110,10 +110,12 @@ class Oracle:
         name = "consumer"
         log = self._crashes.log(name)
         process = self._crashes.spawn(name, "tests.twin.consumer")
+
+        async def has_ended() -> bool:
+            return not alive(process)
+
         try:
-            async with asyncio.timeout(CLAIM_LIMIT_S):
-                while alive(process):
-                    await asyncio.sleep(0.1)
+            await until(has_ended, "the consumer", CLAIM_LIMIT_S)
         finally:
             await self._crashes.kill(name)
         said = lines_of(log, "claimed")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -173,6 +174,7 @@ async def test_crashes_at_any_await_change_nothing(tmp_path: Path) -> None:
     assert outcome.differences == [], f"seed {outcome.seed}"
 
 
+@pytest.mark.long
 @pytest.mark.real
 @pytest.mark.parametrize("break_it", BREAKS, ids=lambda break_it: break_it.__name__)
 async def test_the_twin_tells_what_is_broken(
@@ -180,22 +182,23 @@ async def test_the_twin_tells_what_is_broken(
 ) -> None:
     """The twin can fail: each of `tests.twin.breaks` shows, as a difference or an error."""
     break_it(monkeypatch)
-    monkeypatch.setattr(steps, "BUDGET_S", 1.0)
-    monkeypatch.setattr(in_process, "LIFE_LIMIT_S", 8.0)
+    monkeypatch.setattr(steps, "BUDGET_S", 4.0)
+    monkeypatch.setattr(in_process, "LIFE_LIMIT_S", 12.0)
     twin = in_process.Twin(tmp_path, seed=BROKEN_SEED, points=25, give_up=True)
     try:
-        outcome = await twin.run()
+        told = (await twin.run()).differences
     except (AssertionError, TurnpointError, ValueError) as error:
-        print(f"after {twin.outcome.points} points: {type(error).__name__}: {error}")
-    else:
-        print(f"after {outcome.points} points: {outcome.differences[:1]}")
-        assert outcome.differences
+        told = [*twin.outcome.differences, str(error)]
+    assert any(re.search(BREAKS[break_it], sentence) for sentence in told), told
 
 
 @pytest.mark.real
 @pytest.mark.timeout(420)
 async def test_crashes_of_real_processes_change_nothing(tmp_path: Path) -> None:
-    """Invariant 11. Six: three in saves, two in restores, one of them of the whole machine."""
+    """Invariant 11. Six: three in saves, two in restores, one of them of the whole machine.
+
+    Break: gym/counter.py: import the count plus one; seen red.
+    """
     twin = real.Twin(tmp_path, port_base=27_600, seed=_seed(), points=BLOCK)
     outcome = await twin.run()
     print(f"met: {dict(outcome.phases)}; seconds: {dict(outcome.spent_s.most_common(8))}")
