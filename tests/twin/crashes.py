@@ -52,11 +52,10 @@ class Crashes:
         self._seen: dict[str, int] = {}
 
     async def up(self) -> None:
-        """Start everything but the Gym servers."""
+        """Start everything but the Gym servers; Temporal keeps what comes before the workers."""
         await asyncio.to_thread(self._live.up, only=_BELOW)
-        await asyncio.gather(
-            *(asyncio.to_thread(self._live.start_held_worker, name) for name in HELD)
-        )
+        for name in HELD:
+            self._live.start_held_worker(name, wait=False)
 
     async def crash(self, point: Point) -> None:
         """Kill what the point says."""

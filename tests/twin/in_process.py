@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections import Counter as Tally
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from tests.twin.fleet import RESTART_ONLY_AGENT
 from tests.twin.memory import Life, job_config
 from tests.twin.mishaps import Mishaps
 from tests.twin.moments import PHASES, Dead, Draw
+from tests.twin.outcome import Outcome
 from tests.twin.results import RESULTS, write_results
 from tests.twin.rows import (
     GENERATIONS,
@@ -54,27 +55,6 @@ MAX_INFLIGHT = 5
 LIFE_LIMIT_S = 30.0
 SLOW_S = 0.02
 CLAIM_EVERY_S = 0.03
-
-
-@dataclass
-class Outcome:
-    """What a run came to."""
-
-    seed: int
-    points: int = 0
-    jobs: int = 0
-    saves: int = 0
-    restores: int = 0
-    differences: list[str] = field(default_factory=list)
-    phases: Tally[str] = field(default_factory=Tally)
-    """How many crashes met each phase."""
-    meanwhile: Tally[str] = field(default_factory=Tally)
-    """At how many crashes something else was under way, and how often mishaps happened."""
-
-    @property
-    def missed(self) -> list[str]:
-        """Phases that no crash has met."""
-        return [phase for phase in PHASES if not self.phases[phase]]
 
 
 class Twin:
@@ -98,7 +78,7 @@ class Twin:
         give_up: bool = False,
     ) -> None:
         """Start nothing."""
-        self.outcome = Outcome(seed)
+        self.outcome = Outcome(seed, PHASES)
         self._config = job_config(folder)
         self._folder = SnapshotFolder(self._config)
         workload = Workload(
@@ -296,25 +276,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="twin-") as folder:
         twin = Twin(Path(folder), seed=given.seed, points=given.points)
         outcome = asyncio.run(twin.run())
-    print(f"{outcome.points} points, {outcome.jobs} jobs, {outcome.saves} saves")
-    for what in PHASES:
-        print(f"{outcome.phases[what]:5} crashes in {what}")
-    for what, count in outcome.meanwhile.most_common():
-        print(f"{count:5} {what}")
     took = time.monotonic() - began
-    print(f"{len(outcome.differences)} differences in {took:.0f} s, seed {outcome.seed}")
+    print("\n".join(outcome.lines(took)))
     if given.write:
-        write_results(
-            "in_process",
-            seed=given.seed,
-            points=outcome.points,
-            differences=len(outcome.differences),
-            jobs=outcome.jobs,
-            saves=outcome.saves,
-            restores=outcome.restores,
-            phases={what: outcome.phases[what] for what in PHASES},
-            meanwhile=dict(outcome.meanwhile.most_common()),
-        )
+        write_results("in_process", **outcome.results(took))
     return 1 if outcome.differences else 0
 
 

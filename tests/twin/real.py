@@ -20,10 +20,8 @@ import shutil
 import signal
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -38,6 +36,7 @@ from tests.twin.crashes import GYM, Crashes
 from tests.twin.fleet import KINDS
 from tests.twin.instants import Instants, phase_at
 from tests.twin.oracle import Oracle
+from tests.twin.outcome import Outcome
 from tests.twin.plan import PHASES, Point, Where, plan
 from tests.twin.results import RESULTS, write_results
 from tests.twin.rows import GENERATIONS, SCRIPT, SORTS, rollout_ids, write_rows
@@ -59,28 +58,8 @@ OVERTAKEN = {"job_alive", "superseded"}
 """How a restore ends when an older one that a crash has met was faster."""
 
 
-@dataclass
-class Outcome:
-    """What a twin run came to."""
-
-    seed: int
-    points: int = 0
-    jobs: int = 0
-    saves: int = 0
-    restores: int = 0
-    differences: list[str] = field(default_factory=list)
-    phases: Counter[str] = field(default_factory=Counter)
-    """How many crashes met each phase."""
-    meanwhile: Counter[str] = field(default_factory=Counter)
-    """At how many crashes something else was under way."""
-    spent_s: Counter[str] = field(default_factory=Counter)
-    """Where the time went."""
-
-    @property
-    def coverage(self) -> dict[str, int]:
-        """Crashes by phase, those that none has met among them."""
-        known = [f"{where}: {phase}" for where, phases in PHASES.items() for phase in phases]
-        return {**dict.fromkeys([*known, "running"], 0), **self.phases}
+KNOWN = [f"{where}: {phase}" for where, phases in PHASES.items() for phase in phases]
+"""Phases that a crash may meet."""
 
 
 class JobFinished(Exception):
@@ -122,7 +101,7 @@ class Twin:
             max_runs=100,
             ready_timeout_s=120,
         )
-        self.outcome = Outcome(seed)
+        self.outcome = Outcome(seed, [*KNOWN, "running"])
         self._plan = plan(seed, points)
         self._prompts = FEW_PROMPTS if points <= FEW_POINTS else MANY_PROMPTS
         self._dataset = folder / "rows.jsonl"
@@ -388,26 +367,10 @@ def main() -> int:
     )
     outcome = asyncio.run(twin.run())
     took = time.monotonic() - began
-    for phase, count in outcome.coverage.items():
-        report(f"{count:5} crashes in {phase}")
-    for what, count in outcome.meanwhile.most_common():
-        report(f"{count:5} {what}")
-    report(f"seconds: { {what: round(s) for what, s in outcome.spent_s.most_common()} }")
-    report(f"{outcome.points} points in {took:.0f} s, {outcome.jobs} jobs, {outcome.saves} saves")
-    report(f"{len(outcome.differences)} differences, seed {outcome.seed}")
+    for line in outcome.lines(took):
+        report(line)
     if given.write:
-        write_results(
-            "real",
-            seed=given.seed,
-            points=outcome.points,
-            differences=len(outcome.differences),
-            jobs=outcome.jobs,
-            saves=outcome.saves,
-            restores=outcome.restores,
-            seconds=round(took),
-            phases=outcome.coverage,
-            meanwhile=dict(outcome.meanwhile.most_common()),
-        )
+        write_results("real", **outcome.results(took))
     if outcome.differences:
         report(f"logs: {folder / 'logs'}")
         return 1
