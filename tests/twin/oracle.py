@@ -42,6 +42,8 @@ class Oracle:
         self._begun_at: dict[str, int] = {}
         """The run that each unfinished rollout was at after the last restore."""
         self._restores = 0
+        self._failed: Counter[str] = Counter()
+        """Failed runs of earlier lives of this job, by rollout."""
         self._claimed = 0
         """Rows that a consumer has claimed in this life."""
         self._claiming: asyncio.Task[int | None] | None = None
@@ -56,7 +58,8 @@ class Oracle:
 
     def begins(self) -> None:
         """A job began from the start."""
-        self._begun_at, self._restores, self._claimed, self._started_over = {}, 0, 0, 0
+        self._begun_at, self._failed = {}, Counter()
+        self._restores, self._claimed, self._started_over = 0, 0, 0
 
     def restored(self, result: RestoreResult) -> None:
         """A restore came to its end."""
@@ -88,6 +91,7 @@ class Oracle:
 
     async def crashed(self) -> None:
         """The consumer has died too, and what it had claimed is forgotten."""
+        self._failed += self._failed_now()
         await self.aclose()
         self._claimed = 0
 
