@@ -142,7 +142,8 @@ class Oracle:
         if rest is None or before + rest != len(rows):
             self._differs(f"a consumer got {before} and {rest} of {len(rows)} rows")
         # Of a rollout that was finished at the last restore only the most is known.
-        begun_at = dict.fromkeys(rows, self._restores) | self._begun_at
+        most = {name: self._restores + self._failed[name] for name in rows}
+        begun_at = most | self._begun_at
         runs = {name: row["tag"]["attempt_index"] for name, row in rows.items()}
         for sentence in sent_too_often(runs, begun_at, self._failed_now()):
             self._differs(sentence)

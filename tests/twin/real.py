@@ -46,7 +46,7 @@ POLICY = {
     "turns": str(SCRIPT.turns),
     "turns-spread": str(SCRIPT.turns_spread),
 }
-MAX_INFLIGHT = 5
+MAX_INFLIGHT = 4
 """Few, so that prompts are still waiting at most crashes."""
 FEW_POINTS, FEW_PROMPTS, MANY_PROMPTS = 12, len(SORTS), 3 * len(SORTS)
 WORKFLOW_LIMIT_S = 150.0
