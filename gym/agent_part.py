@@ -40,6 +40,7 @@ from gym.protocol import (
     InvalidRequest,
     Kind,
     Mode,
+    Phase,
     RequestConflict,
     ResultConflict,
     Role,
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
     from gym.participant import Participant
 
 log = logging.getLogger("turnpoint.gym")
+_COUNTED = (Phase.PREPARED, Phase.COMMITTED)
+"""Phases in which the lines of a save and the counts of `status` must stay the same."""
 
 
 @dataclass(frozen=True)
@@ -339,7 +342,15 @@ class AgentPart:
             )
 
     def forget(self, rollout_ids: Collection[str]) -> None:
-        """Drop all that is left of finished rollouts."""
+        """Drop all that is left of finished rollouts, and runs that have failed for RL.
+
+        Raises:
+            CheckpointParked: A save has counted one of these runs, or is about to: it is dropped
+                after the resume.
+        """
+        counted = {held.state.rollout_id for held in self._unfinished()}
+        if self.participant.phase in _COUNTED and counted & set(rollout_ids):
+            raise self.participant.parked()
         self._end(rollout_ids, StaleAttempt("the rollout is finished"))
         self._fences.forget(rollout_ids)
         for rollout_id in rollout_ids:

@@ -123,7 +123,7 @@ class Runs:
         The agent may hold its result: nobody acknowledges that, and every save would wait for it.
 
         Raises:
-            ServerUnreachable: The agent did not answer for 5 s.
+            ServerUnreachable: The agent did not answer for 5 s, or a save holds the run as long.
         """
         await self._forget([self._fleet.agent(agent)], rollout_id)
 

@@ -108,6 +108,24 @@ async def test_a_save_in_the_middle_parks_and_resume_goes_on(tmp_path: Path) -> 
         assert len(generation.generated) == len(set(generation.generated)) == 12
 
 
+async def test_a_run_that_a_save_has_counted_is_forgotten_after_it_alone(tmp_path: Path) -> None:
+    """Break: gym/agent_part.py: forget it in every phase; seen red."""
+    async with fleet(tmp_path, FakeGeneration()) as servers:
+        await servers.join()
+        (run,) = await parked_at(servers, 1, "p0_g0")
+        answers = await servers.commit_all()
+        forget = ForgetRequest(**servers.who(AGENT), rollout_ids=["p0_g0"])
+        with pytest.raises(CheckpointParked):
+            await servers.client.forget(servers.urls[AGENT], AGENT, forget)
+        assert len(answers[AGENT].continuations) == 1
+        assert (await servers.status(AGENT)).counts.parked == 1
+        await servers.resume_all()
+        await servers.client.forget(servers.urls[AGENT], AGENT, forget)
+        with pytest.raises(StaleAttempt):
+            await run
+        assert (await servers.status(AGENT)).counts.parked == 0
+
+
 async def test_a_restored_rollout_goes_on_as_the_next_run(tmp_path: Path) -> None:
     """Invariant 4. Break: gym/agent_state.py: begin run n+1 one turn earlier; seen red."""
     generation = FakeGeneration()
