@@ -98,8 +98,11 @@ def run(arguments: Sequence[str]) -> int:
         return code if isinstance(code, int) else EXIT_OK
     except ValidationError as error:
         # The models of workflow inputs are checked here as well as in the workflow.
-        wrong = [f"{item['loc'][-1]}: {item['msg']}" for item in error.errors() if item["loc"]]
-        output.error("usage", f"{'; '.join(wrong)}; see `--help`")
+        wrong: dict[str, list[str]] = {}
+        for item in error.errors():
+            wrong.setdefault(".".join(map(str, item["loc"][:1])), []).append(item["msg"])
+        told = "; ".join(f"{key}: {', or '.join(reasons)}" for key, reasons in wrong.items())
+        output.error("usage", f"{told}; see `--help`")
         return EXIT_USAGE
     except typer.TyperException as error:
         output.error("usage", f"{error.format_message().rstrip('.')}; see `--help`")
