@@ -18,7 +18,6 @@ from workers.errors import SettingsError
 from workers.key_files import read_secret
 from workers.settings import Settings
 
-
 _NO_SUCH_ROUTE = 404
 
 

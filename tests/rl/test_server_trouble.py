@@ -16,7 +16,7 @@ from pydantic import SecretStr
 
 from gym.client import GymClient
 from gym.protocol import Phase, ServerFault, StaleInstance, TurnpointError
-from rl import fan_out, restore_phases
+from rl import restore_phases, save_phases
 from rl.fleet import Fleet
 from tests.rl.gym_fakes import FakeFleet, fake_fleet
 
@@ -53,19 +53,19 @@ def driven() -> float:
 
 
 async def _prepare(fleet: Fleet) -> None:
-    await fan_out.prepare(fleet, CHECKPOINT, DEADLINE_S, driven)
+    await save_phases.prepare(fleet, CHECKPOINT, DEADLINE_S, driven)
 
 
 async def _commit(fleet: Fleet) -> None:
-    await fan_out.commit(fleet, CHECKPOINT, DEADLINE_S, Path("/s"), driven)
+    await save_phases.commit(fleet, CHECKPOINT, DEADLINE_S, Path("/s"), driven)
 
 
 async def _cut(fleet: Fleet) -> None:
-    await fan_out.confirm_held(fleet, CHECKPOINT, LEASE_S)
+    await save_phases.confirm_held(fleet, CHECKPOINT, LEASE_S)
 
 
 async def _restore(fleet: Fleet) -> None:
-    await fan_out.restore(fleet, "restore-1", CHECKPOINT, Path("/s"), [])
+    await restore_phases.restore(fleet, "restore-1", CHECKPOINT, Path("/s"), [])
 
 
 POINTS = {
@@ -106,7 +106,7 @@ async def test_trouble_is_told_soon_with_the_server_named(
 async def test_the_others_open_again(fakes: FakeFleet, fleet: Fleet, trouble: str) -> None:
     fakes.hold(CHECKPOINT)
     await make(trouble, fakes, "resume")
-    reports = await fan_out.resume_servers(fleet.client, fleet.servers, 1, CHECKPOINT, LEASE_S)
+    reports = await save_phases.resume_servers(fleet.client, fleet.servers, 1, CHECKPOINT, LEASE_S)
     assert [report.server for report in reports if report.note] == ["counter"]
     assert all(fakes[name].phase is Phase.OPEN for name in fakes.servers if name != "counter")
 
@@ -118,5 +118,5 @@ async def test_before_anything_stands_still_it_is_absent_from_the_statuses(
     """The controller refuses the save then (`server_unfit`, tests/rl/test_checkpoint.py)."""
     await make(trouble, fakes, "status")
     async with asyncio.timeout(5):
-        found = await fan_out.statuses(fleet)
+        found = await save_phases.statuses(fleet)
     assert {status.server for status in found} == set(fakes.servers) - {"counter"}
