@@ -6,6 +6,8 @@ checkpoint id (design section 4).
 
 from __future__ import annotations
 
+import asyncio
+
 from temporalio import activity
 from temporalio.client import Client
 
@@ -19,8 +21,9 @@ from activities.contract import (
 )
 from activities.driving import driving
 from activities.leases import renewal
+from rl import incarnations
 from rl.actors import call
-from rl.errors import ActorLost, ControllerLost, OtherJob
+from rl.errors import ActorLost, ControllerLost, OtherJob, RestoreNotFinished
 from rl.messages import SINGLE_CONTROLLER, JobConfig
 
 BEGIN_LIMIT_S = 25.0
@@ -59,11 +62,28 @@ class ControllerActivities:
                     limit_s=BEGIN_LIMIT_S,
                 )
             except ActorLost as error:
+                if (refused := await asyncio.to_thread(self._starting)) is not None:
+                    return refused
                 raise ControllerLost(
                     "the job has no controller: restore it with `turnpoint restore`",
                     participant=SINGLE_CONTROLLER,
                 ) from error
             return BeginResult(**answer.model_dump(), ms=budget.elapsed_ms())
+
+    def _starting(self) -> BeginResult | None:
+        """The refusal while a claimed incarnation has no origin yet: its start is on its way."""
+        folder = self._config.job_folder
+        newest = incarnations.newest(folder)
+        if not newest or incarnations.origin(folder, newest) is not None:
+            return None
+        return BeginResult(
+            agreed=False,
+            refusal=RestoreNotFinished.code,
+            reason=f"incarnation {newest} does not run yet: wait for its start or restore; if that "
+            "has failed, restore the job with `turnpoint restore`",
+            incarnation=newest,
+            ms=0,
+        )
 
     @activity.defn
     async def close_admission(self, request: CloseAdmissionRequest) -> CloseAdmissionResult:

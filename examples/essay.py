@@ -22,6 +22,7 @@ from gym.agent_calls import Peer, http_client
 from gym.app_lifespan import close_with
 from gym.backoff import Backoff
 from gym.protocol import ServerUnreachable
+from gym.protocol.records import BaseUrl
 from gym.resource_server import ResourceServer, Tool, create_resource_app, inner_identity
 from gym.responses import text_of
 from gym.serve import serve
@@ -32,7 +33,7 @@ from gym.settings import ServerSettings, settings_from_command_line
 class EssaySettings(ServerSettings):
     """What the server is told besides."""
 
-    judge_url: str
+    judge_url: BaseUrl
     """Base URL of the judge, a model server of role `auxiliary`."""
 
 

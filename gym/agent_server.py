@@ -34,6 +34,7 @@ from gym.protocol import (
     HEADER_RESULT_DIGEST,
     canonical_json,
 )
+from gym.protocol.records import BaseUrl
 from gym.serve import serve
 from gym.settings import ServerSettings, settings_from_command_line
 from gym.tool_loop import ToolLoop
@@ -51,16 +52,17 @@ def _pairs(value: object) -> object:
 
 
 Pairs = Annotated[dict[str, str], NoDecode, BeforeValidator(_pairs)]
+Addresses = Annotated[dict[str, BaseUrl], NoDecode, BeforeValidator(_pairs)]
 
 
 class AgentServerSettings(ServerSettings):
     """What an agent server is told besides."""
 
-    model_url: str
+    model_url: BaseUrl
     """Base URL of the policy model server."""
     model_name: str = "policy_model"
     """Its name, for errors and logs."""
-    resource: Pairs
+    resource: Addresses
     """`NAME=URL`, repeatable; the first is the environment, which verifies."""
     tool: Pairs = Field(default_factory=dict)
     """`TOOL=NAME`, repeatable: tools of other resource servers than the first."""

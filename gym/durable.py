@@ -9,6 +9,7 @@ with `create_exclusively`, where the first one does.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
@@ -19,7 +20,10 @@ from uuid import uuid4
 
 from typing_extensions import Buffer
 
+from gym.protocol import NoSpace, NotWritten
+
 _CHUNK_BYTES = 1 << 20
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class DurableFile(io.RawIOBase):
@@ -105,6 +109,15 @@ def create_exclusively(path: Path, data: bytes) -> None:
     sync_folder(path.parent)
 
 
+def sync_file(path: Path) -> None:
+    """Return only when the content of a file that somebody else wrote is on disk."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def sync_folder(folder: Path) -> None:
     """Return only when the names in `folder` are on disk."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -125,13 +138,38 @@ def digest_of_file(path: Path) -> tuple[int, str]:
     return size, digest.hexdigest()
 
 
+def refusal_of_the_disk(error: OSError, *, participant: str) -> NotWritten:
+    """The typed error for what the disk answered.
+
+    Args:
+        error: As the operating system raised it.
+        participant: Whose file it was.
+    """
+    name = Path(error.filename).name if isinstance(error.filename, str) else "a file"
+    details = {"file": name}
+    if error.errno in _FULL:
+        return NoSpace(
+            f"{name}: {error.strerror}; free space below the snapshot root, then save again",
+            participant=participant,
+            details=details,
+        )
+    return NotWritten(
+        f"{name}: {error.strerror or type(error).__name__}; look at the snapshot root's disk and "
+        "permissions",
+        participant=participant,
+        details=details,
+    )
+
+
 @contextmanager
 def _trying(path: Path) -> Iterator[tuple[Path, DurableFile]]:
     attempt = path.with_name(f".{path.name}.{uuid4().hex}.try")
     file = DurableFile(attempt)
     try:
         yield attempt, file
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError):
+            error.filename = str(path)  # a write names no file, and a try's name helps nobody
         file.close()
         attempt.unlink(missing_ok=True)
         raise

@@ -25,6 +25,7 @@ from gym.model_part import ModelPart
 from gym.participant import Participant
 from gym.protocol import Identity, InvalidRequest, Manifest, Role
 from gym.protocol.identity import HEADER_COMMITTED_CALL
+from gym.protocol.records import BaseUrl
 from gym.responses import chat_request, response_of, with_extra
 from gym.serve import serve
 from gym.settings import ServerSettings, settings_from_command_line
@@ -35,7 +36,7 @@ CAPTURE_PATH = "/training-token-capture"
 class ModelServerSettings(ServerSettings):
     """What a model server is told besides."""
 
-    generation_url: str
+    generation_url: BaseUrl
     """Base URL of the generation endpoint (or of any OpenAI-compatible server), up to `/v1`."""
     role: Role = Role.POLICY
     """`policy` keeps the ledger and takes part in checkpoints; `auxiliary` never closes."""

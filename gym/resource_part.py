@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from gym.fences import Fences
+from gym.logs import log_fault
 from gym.part import Export, PartWriter, RestoreInventory
 from gym.protocol import (
     Blocker,
     CommitRequest,
     Counts,
+    ExportFailed,
     Identity,
     IdentityMismatch,
     Kind,
@@ -280,7 +282,7 @@ class _SessionsExport(Export):
         the export of this one session at most.
         """
         async with session.lock:
-            state = await asyncio.to_thread(self._environment.export_state, session.state)
+            state = await asyncio.to_thread(self._state_of, session)
             return SavedSession(
                 rollout_id=session.rollout_id,
                 attempt_index=session.attempt,
@@ -289,6 +291,24 @@ class _SessionsExport(Export):
                 state=b64encode(state).decode(),
                 receipts=session.receipts,
             )
+
+    def _state_of(self, session: Session[Any]) -> bytes:
+        try:
+            state = self._environment.export_state(session.state)
+        except Exception as error:  # the author's code: its text may hold anything
+            log_fault(error, "export_state")
+            raise _not_exported(session.rollout_id, f"raised {type(error).__name__}") from error
+        if not isinstance(state, bytes):
+            raise _not_exported(session.rollout_id, f"answered {type(state).__name__}, not bytes")
+        return state
+
+
+def _not_exported(rollout_id: str, why: str) -> ExportFailed:
+    return ExportFailed(
+        f"export_state {why} for rollout {rollout_id}; mend it and restart the job, or leave "
+        "`export_state` and `import_state` out: the server is `restart_only` then",
+        details={"rollout_id": rollout_id},
+    )
 
 
 def _unreadable(file: WrittenFile, why: str) -> UnsupportedSchema:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gym.checkpoint_folder import CheckpointFolder
+from gym.durable import refusal_of_the_disk
 from gym.hold import Hold
 from gym.part import Export, Part, PartWriter, WriterStopped
 from gym.protocol import (
@@ -135,6 +136,7 @@ class Saving:
             FolderOutsideRoot: The folder is not an existing one below the snapshot root.
             NotReady: The writer of an earlier try is still there.
             DeadlineExceeded: The budget is used up; the writer was told to stop.
+            NoSpace, NotWritten: The disk refuses; nothing is left under a final name.
             RequestConflict: This id was committed with another body.
         """
         standing = self._standing
@@ -194,7 +196,10 @@ class Saving:
         hold.raise_if_ended()
         if not task.done():
             raise DeadlineExceeded("the budget of commit is used up; the writer was told to stop")
-        task.result()
+        try:
+            task.result()
+        except OSError as error:
+            raise refusal_of_the_disk(error, participant=self._standing.name) from error
         return writer
 
     def _writer_ended(self, task: asyncio.Task[None]) -> None:

@@ -11,6 +11,7 @@ import asyncio
 import os
 import socket
 import threading
+from concurrent.futures import Future
 from typing import Any
 
 import ray
@@ -48,7 +49,8 @@ def _join() -> None:
         )
     except (ConnectionError, RuntimeError, RayError) as error:
         raise RayUnreachable(
-            f"no Ray cluster at RAY_ADDRESS ({type(error).__name__}): is the stack up?"
+            f"no Ray cluster at RAY_ADDRESS ({type(error).__name__}): look at `turnpoint status`, "
+            "and start the stack with `turnpoint up`"
         ) from error
 
 
@@ -59,14 +61,45 @@ def _demand_listener(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=CONNECT_LIMIT_S).close()
     except (OSError, ValueError) as error:
         raise RayUnreachable(
-            f"nobody listens at RAY_ADDRESS ({type(error).__name__}): is the stack up?"
+            f"nobody listens at RAY_ADDRESS ({type(error).__name__}): look at `turnpoint status`, "
+            "and start the stack with `turnpoint up`"
         ) from None
 
 
+_joining: Future[None] | None = None
+
+
 async def attached() -> None:
-    """`attach` off the event loop."""
-    if not ray.is_initialized():
-        await asyncio.wait_for(asyncio.to_thread(attach), ATTACH_LIMIT_S)
+    """`attach` off the event loop.
+
+    Raises:
+        RayUnreachable: As `attach`; also if who listens there does not answer in 20 s. Ray goes
+            on trying for minutes, in a thread that does not keep the process from ending.
+    """
+    global _joining
+    if ray.is_initialized():
+        return
+    if _joining is None or _joining.done():
+        _joining = Future()
+        threading.Thread(
+            target=_attach_into, args=(_joining,), name="ray-attach", daemon=True
+        ).start()
+    try:
+        await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(_joining)), ATTACH_LIMIT_S)
+    except TimeoutError:
+        raise RayUnreachable(
+            f"who listens at RAY_ADDRESS has not answered as a Ray cluster in {ATTACH_LIMIT_S:g} "
+            "s: look at `turnpoint status`, and start the stack with `turnpoint up`"
+        ) from None
+
+
+def _attach_into(future: Future[None]) -> None:
+    try:
+        attach()
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        future.set_result(None)
 
 
 async def find(name: str) -> Any:

@@ -73,7 +73,7 @@ class CheckpointDesk:
         Raises:
             StaleCheckpoint: The id has ended here.
             ControllerLost: The controller was not started, or the job has failed.
-            FolderError: The snapshot folder cannot be written.
+            NoSpace, NotWritten: The snapshot folder cannot be written.
         """
         self._lease.check()
         self._job.require_started()
@@ -228,14 +228,27 @@ class CheckpointDesk:
             return self._refused("server_unfit", f"{who}: {why}")
         silent = {s.name for s in self._job.servers if s.instance_id} - {s.server for s in servers}
         if silent:
-            return self._refused("server_unfit", f"no answer from {', '.join(sorted(silent))}")
+            return self._refused(
+                "server_unfit",
+                f"no answer from {', '.join(sorted(silent))} as the process that joined: look at "
+                "`turnpoint status` and `turnpoint logs NAME`; one that has restarted has lost its "
+                "state, and `turnpoint restore --replace` brings the job back",
+            )
         closed = sorted(s.server for s in servers if s.phase is not Phase.OPEN)
         if closed:
             return self._refused("server_unfit", f"not open: {', '.join(closed)}")
         need = max(_LEAST_FREE_BYTES, 2 * self.last.stored_bytes)
         free = await asyncio.to_thread(self._with.folder.free_bytes)
         if free < need:
-            return self._refused("no_space", f"{free} bytes are free, {need} are needed")
+            # A save that found the disk full has left its files there, perhaps.
+            await asyncio.to_thread(self._with.folder.make_room, self._job.incarnation)
+            free = await asyncio.to_thread(self._with.folder.free_bytes)
+        if free < need:
+            return self._refused(
+                "no_space",
+                f"{free} bytes are free below the snapshot root, {need} are needed: free some, or "
+                "lower keep_latest_k",
+            )
         return None
 
     def _refused(self, refusal: str, reason: str) -> BeginAnswer:

@@ -85,6 +85,9 @@ class FolderPort(Protocol):
     def discard(self, checkpoint_id: str) -> list[str]:
         """Rename this checkpoint's tmp folder to trash."""
 
+    def make_room(self, incarnation: int) -> None:
+        """Delete what other saves left unpublished."""
+
     def free_bytes(self) -> int:
         """Free space below the snapshot root."""
 

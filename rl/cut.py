@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gym.durable import write_durably
+from gym.durable import refusal_of_the_disk, write_durably
 from gym.protocol import NotReady, WrittenFile
 from rl.collaborators import STAGING, TRAINING, DataPlanePort
 from rl.errors import InventoryMismatch
@@ -20,7 +20,7 @@ from rl.folder_check import verified_bytes
 from rl.inventories import compare
 from rl.job_state import JobState
 from rl.loader import LOADER_FILE, LoaderPlace
-from rl.messages import Inventory
+from rl.messages import SINGLE_CONTROLLER, Inventory
 from rl.recovery_ledger import LEDGER_FILE, RecoveryLedger, RolloutRecord, for_snapshot
 from rl.replay_index import INDEX_FILE, Grouping, ReadyGroup, ReplayIndex, ready_groups
 
@@ -70,7 +70,11 @@ def demand_agreement(picture: Picture, given: list[str], group: Grouping) -> Non
 
 
 async def write_picture(picture: Picture, folder: Path) -> list[WrittenFile]:
-    """Write RL's three files below `<folder>/rl/`, synced."""
+    """Write RL's three files below `<folder>/rl/`, synced.
+
+    Raises:
+        NoSpace, NotWritten: The disk refuses; the file is named.
+    """
     return await asyncio.to_thread(_write, picture, folder)
 
 
@@ -82,7 +86,10 @@ def _write(picture: Picture, folder: Path) -> list[WrittenFile]:
     ]
     files = []
     for path, data, records in parts:
-        write_durably(folder / path, data)
+        try:
+            write_durably(folder / path, data)
+        except OSError as error:
+            raise refusal_of_the_disk(error, participant=SINGLE_CONTROLLER) from error
         digest = hashlib.sha256(data).hexdigest()
         files.append(WrittenFile(path=path, bytes=len(data), records=records, sha256=digest))
     return files

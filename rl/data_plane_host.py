@@ -13,6 +13,7 @@ leaves TransferQueue in an unknown state: the instance then refuses everything a
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 import stat
@@ -26,11 +27,12 @@ import ray
 import transfer_queue as tq
 from omegaconf import OmegaConf
 
-from gym.durable import digest_of_file, sync_folder
+from gym.durable import digest_of_file, sync_file, sync_folder
 from gym.protocol import (
     DigestMismatch,
     FolderOutsideRoot,
     InvalidPhase,
+    NoSpace,
     StaleIncarnation,
     WrittenFile,
 )
@@ -214,6 +216,7 @@ def save_files(base: Path) -> list[WrittenFile]:
 
     Raises:
         Unpublished: `base` is gone, or another folder than before.
+        NoSpace: The disk is full.
         DataPlaneLost: TransferQueue failed.
     """
     identity = _identity(base)
@@ -223,12 +226,20 @@ def save_files(base: Path) -> list[WrittenFile]:
     try:
         tq.save_checkpoint(target)
         if _identity(base) == identity:
+            # TransferQueue writes and does not sync.
             files = [_synced(base, path) for path in _files(target)]
             for path in (target, *(item for item in target.rglob("*") if item.is_dir()), base):
                 sync_folder(path)
             return files
     except Exception as error:
         if _identity(base) == identity:
+            if _is_full(error):
+                raise NoSpace(
+                    f"{DATA_PLANE_FOLDER}: {os.strerror(errno.ENOSPC)}; free space below the "
+                    "snapshot root, then save again",
+                    participant=DATA_PLANE_HOST,
+                    details={"file": DATA_PLANE_FOLDER},
+                ) from error
             raise DataPlaneLost(
                 f"TransferQueue did not save ({type(error).__name__})", participant=DATA_PLANE_HOST
             ) from error
@@ -237,6 +248,15 @@ def save_files(base: Path) -> list[WrittenFile]:
     raise Unpublished(
         "the checkpoint folder was renamed during the save", details={"folder": base.name}
     )
+
+
+def _is_full(error: BaseException | None) -> bool:
+    """Whether a full disk is behind an error: TransferQueue's actors hand on its text alone."""
+    while error is not None:
+        if os.strerror(errno.ENOSPC) in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def verify_files(base: Path, files: Sequence[WrittenFile]) -> None:
@@ -276,15 +296,6 @@ def _synced(base: Path, path: Path) -> WrittenFile:
     sync_file(path)
     size, sha256 = digest_of_file(path)
     return WrittenFile(path=path.relative_to(base).as_posix(), bytes=size, sha256=sha256)
-
-
-def sync_file(path: Path) -> None:
-    """Return only when a file's content is on disk (TransferQueue writes and does not sync)."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:

@@ -22,7 +22,6 @@ TurnpointError
 ├── FolderError                the snapshot folder
 │   ├── NotFound               not_found: no snapshot of that name
 │   ├── NoSnapshot             no_snapshot: the line has none that is usable
-│   ├── NoSpace                no_space: less free than a save needs
 │   ├── SnapshotDamaged        snapshot_damaged: the damaged file is named
 │   ├── PublishRefused         publish_refused: the folder is not what its writers answered
 │   └── Unpublished            unpublished: compensation or sweep won the rename
@@ -175,13 +174,6 @@ class NoSnapshot(FolderError):
 
     code = "no_snapshot"
     status = 404
-
-
-class NoSpace(FolderError):
-    """Less space is free than a save needs."""
-
-    code = "no_space"
-    status = 507
 
 
 class SnapshotDamaged(FolderError):

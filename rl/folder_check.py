@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from gym.durable import sync_folder
+from gym.durable import sync_file, sync_folder
 from gym.protocol import DigestMismatch, TurnpointError, WrittenFile
 from rl.manifest import MANIFEST
 
@@ -115,9 +115,9 @@ def _compare(path: Path, expected: WrittenFile, problem: Problem, *, sync: bool)
             while chunk := file.read(_CHUNK_BYTES):
                 digest.update(chunk)
                 size += len(chunk)
-            if sync:
-                os.fsync(file.fileno())
     except OSError as error:
         raise problem(expected.path, f"cannot be read ({error.strerror})") from error
     if size != expected.bytes or digest.hexdigest() != expected.sha256:
         raise problem(expected.path, "its sha256 is another one")
+    if sync:
+        sync_file(path)

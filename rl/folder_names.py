@@ -10,6 +10,7 @@ trash name, and trash with the highest number of all stays until a higher one ex
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -101,12 +102,15 @@ class JobFolder:
         return trashed
 
     def empty_trash(self) -> None:
-        """Delete trash, but for folders with the highest number of all: they hold the number."""
+        """Delete trash; a folder with the highest number of all stays, empty, and holds it."""
         taken = self.named(SNAPSHOT, TMP, TRASH)
         highest = number_of(taken[0]) if taken else 0
         for name in self.named(TRASH):
             if number_of(name) < highest:
                 shutil.rmtree(self.path / name, onerror=_unless_gone)
+                continue
+            with contextlib.suppress(FileNotFoundError):  # another process deletes it too
+                _empty(self.path / name)
 
     def replace_file(self, tmp: str, name: str, data: bytes) -> None:
         """Put a file on top of an unpublished folder: complete and synced, or not at all.
@@ -130,6 +134,14 @@ class JobFolder:
         for name in os.listdir(self.path):
             if (found := _STRAY_FILE.match(name)) and int(found.group(1)) < below:
                 (self.path / name).unlink(missing_ok=True)
+
+
+def _empty(folder: Path) -> None:
+    for part in folder.iterdir():
+        if part.is_dir() and not part.is_symlink():
+            shutil.rmtree(part, onerror=_unless_gone)
+        else:
+            part.unlink(missing_ok=True)
 
 
 def _unless_gone(_function: object, _path: object, failure: object) -> None:

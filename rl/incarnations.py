@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from gym.durable import create_exclusively, sync_folder
+from gym.durable import create_exclusively, refusal_of_the_disk, sync_folder
 from gym.protocol import SCHEMA_VERSION, Wire, canonical_json
 from rl.errors import IncarnationDamaged, OriginConflict, Superseded
 from rl.folder_names import number_of
@@ -97,11 +97,21 @@ def claim(job_folder: Path, owner: Mapping[str, Any], *, after: int | None = Non
 
     Raises:
         Superseded: Somebody else was faster; nothing was touched.
+        NoSpace, NotWritten: The disk refuses the claim; nothing was touched.
     """
     run_id = owner.get("run_id")
     if not isinstance(run_id, str) or not run_id:
         raise ValueError("owner needs a run_id: a repeat is recognised by it")
     folder = job_folder / FOLDER
+    try:
+        return _claim(job_folder, folder, owner, run_id, after)
+    except OSError as error:
+        raise refusal_of_the_disk(error, participant=job_folder.name) from error
+
+
+def _claim(
+    job_folder: Path, folder: Path, owner: Mapping[str, Any], run_id: str, after: int | None
+) -> int:
     _make_folders(folder)
     # Read before asking for an own claim: a twin's claim in between must not be counted past.
     looked_at = newest(job_folder) if after is None else after
@@ -147,6 +157,8 @@ def record_origin(job_folder: Path, incarnation: int, snapshot: str | None) -> N
                 details={"incarnation": incarnation, "snapshot": snapshot},
             ) from None
         sync_folder(path.parent)
+    except OSError as error:
+        raise refusal_of_the_disk(error, participant=job_folder.name) from error
 
 
 def origin(job_folder: Path, incarnation: int) -> Origin | None:

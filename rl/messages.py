@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from gym.protocol import (
     Continuation,
@@ -25,7 +25,7 @@ from gym.protocol import (
     Wire,
     WrittenFile,
 )
-from gym.protocol.records import ServerName
+from gym.protocol.records import BaseUrl, ServerName
 
 JobId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 SnapshotFolder = Annotated[str, Field(pattern=r"^snapshot_[0-9]{6,}$")]
@@ -54,7 +54,18 @@ class ServerConfig(Wire):
 
     name: ServerName
     kind: Kind
-    url: str
+    url: BaseUrl
+
+
+def _told_apart(servers: list[ServerConfig]) -> list[ServerConfig]:
+    names = [server.name for server in servers]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"two servers have the name {', '.join(twice)}; each needs its own")
+    return servers
+
+
+Servers = Annotated[list[ServerConfig], AfterValidator(_told_apart)]
+"""A server's name is its folder in a snapshot: no two are the same."""
 
 
 class JobConfig(Wire):
@@ -66,8 +77,8 @@ class JobConfig(Wire):
     control_token_file: Path
     snapshot_key_file: Path | None = None
     """Key of the manifest's HMAC; without it only damage is promised to be found."""
-    servers: list[ServerConfig]
-    policy_url: str
+    servers: Servers
+    policy_url: BaseUrl
     """Base URL of vLLM (or of the scripted policy), ending in `/v1`."""
     policy_model: str
     policy_sha256: str = ""

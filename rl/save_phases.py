@@ -81,14 +81,16 @@ async def prepare(
 
     for kind in PREPARE:
         answers = await each(
-            fleet.of(kind), lambda server: _or_silent(call, server, deadline), None
+            fleet.of(kind),
+            lambda server: _or_silent(call, server, deadline, time.monotonic() + driven_s()),
+            None,
         )
         _demand_ready(answers)
         for item in answers:
             counts = item.answer.counts if isinstance(item.answer, PrepareAnswer) else Counts()
             reports.append(report(item, counts=counts))
             parked += counts.parked if kind is Kind.AGENT else 0
-    await _quiet(fleet, checkpoint_id, deadline)
+    await _quiet(fleet, checkpoint_id, deadline, driven_s())
     return PrepareAnswers(servers=reports, parked=parked)
 
 
@@ -104,6 +106,7 @@ async def commit(
     Raises:
         StaleCheckpoint: Nobody drives the save any more.
         DeadlineExceeded: A server has not answered in time.
+        ServerUnreachable: One could not be reached for a whole lease.
         ServerFault: A server names files outside its own folder.
         TurnpointError: A server's refusal.
     """
@@ -125,8 +128,9 @@ async def commit(
 
     done: list[Answered[CommitAnswer]] = []
     for kind in COMMIT:
-        driven_s()  # with nobody left to drive it, no further server is asked
-        answers = await each(fleet.of(kind), call, deadline)
+        # With nobody left to drive it, no further server is asked; and one that cannot be reached
+        # for a whole lease has lost it: waiting on would keep the others paused for nothing.
+        answers = await each(fleet.of(kind), call, deadline, patience_s=driven_s())
         done += answers
         if kind is Kind.AGENT:
             indexes += [
@@ -248,12 +252,17 @@ async def _status(fleet: Fleet, server: JoinedServer, read_s: float) -> Status:
     return await fleet.client.status(server.url, server.name, request, read_s=read_s)
 
 
-async def _or_silent(call: Any, server: JoinedServer, deadline: float) -> PrepareAnswer | Blocker:
-    """The server's answer to `prepare`, or a blocker that says that there is none."""
+async def _or_silent(
+    call: Any, server: JoinedServer, deadline: float, give_up: float
+) -> PrepareAnswer | Blocker:
+    """The server's answer to `prepare`, or a blocker that says that there is none.
+
+    One that cannot be reached until `give_up`, when its lease would have ended, is not tried on.
+    """
     started = time.monotonic()
     try:
         async with asyncio.timeout_at(deadline):
-            return await retry_until(deadline, lambda: call(server))
+            return await retry_until(min(deadline, give_up), lambda: call(server))
     except (ServerUnreachable, TimeoutError):
         age_s = time.monotonic() - started
         return Blocker(rollout_id=None, where="no_answer", age_s=age_s)
@@ -275,12 +284,15 @@ def _demand_ready(answers: Sequence[Answered[PrepareAnswer | Blocker]]) -> None:
     _refuse(blockers)
 
 
-async def _quiet(fleet: Fleet, checkpoint_id: str, deadline: float) -> None:
+async def _quiet(fleet: Fleet, checkpoint_id: str, deadline: float, patience_s: float) -> None:
     """Ask every server's status until none has a call in flight; all hold this checkpoint."""
     started = time.monotonic()
     while True:
         found = await each(
-            fleet.controlled, lambda server: _status(fleet, server, budget_s(deadline)), deadline
+            fleet.controlled,
+            lambda server: _status(fleet, server, budget_s(deadline)),
+            deadline,
+            patience_s=patience_s,
         )
         busy: list[dict[str, Any]] = []
         for item in found:

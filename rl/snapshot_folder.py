@@ -24,11 +24,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from gym.durable import sync_folder
+from gym.durable import refusal_of_the_disk, sync_folder
 from gym.protocol import StaleCheckpoint, WrittenFile
 from rl import folder_check, incarnations
 from rl.errors import (
-    FolderError,
     NoSnapshot,
     NotFound,
     PublishRefused,
@@ -83,7 +82,7 @@ class SnapshotFolder:
         Raises:
             Superseded: A newer incarnation exists.
             StaleCheckpoint: This checkpoint is published already.
-            FolderError: The folder cannot be written.
+            NoSpace, NotWritten: The folder cannot be written.
         """
         incarnations.demand_newest(self.path, incarnation)
         if (published := self.find_published(checkpoint_id)) is not None:
@@ -94,10 +93,7 @@ class SnapshotFolder:
             self._names.empty_trash()
             self._names.remove_stray_files(below=number_of(tmp))
         except OSError as error:
-            raise FolderError(
-                f"the snapshot folder cannot be written: {error.strerror}",
-                participant=self._config.job_id,
-            ) from error
+            raise refusal_of_the_disk(error, participant=self._config.job_id) from error
         return Reserved(tmp, snapshot_of(number_of(tmp)))
 
     def publish(
@@ -120,6 +116,7 @@ class SnapshotFolder:
                 answered (named); or another checkpoint has this number.
             Unpublished: The folder is gone: compensation, a sweep or a restore won the rename.
             Superseded: A newer incarnation exists.
+            NoSpace, NotWritten: The disk refuses the manifest or the rename.
         """
         done = self._published_as(snapshot, manifest.checkpoint_id)
         if done is not None:
@@ -133,7 +130,7 @@ class SnapshotFolder:
             self._names.replace_file(tmp, MANIFEST, sealed.encoded())
             incarnations.demand_newest(self.path, manifest.incarnation)
             os.rename(self.path / tmp, self.path / snapshot)
-        except (OSError, PublishRefused):
+        except (OSError, PublishRefused) as error:
             # Renamed away meanwhile (then files seem to be missing): whoever did it decides, a
             # twin of this publish or the compensation.
             done = self._published_as(snapshot, manifest.checkpoint_id)
@@ -143,6 +140,8 @@ class SnapshotFolder:
                 raise Unpublished(
                     "the unpublished folder is gone: it was discarded", participant=tmp
                 ) from None
+            if isinstance(error, OSError):
+                raise refusal_of_the_disk(error, participant=tmp) from error
             raise
         sync_folder(self.path)
         return sealed
@@ -178,6 +177,18 @@ class SnapshotFolder:
         return self._names.to_trash(
             name for name in self._names.named(TMP) if below is None or number_of(name) < below
         )
+
+    def make_room(self, incarnation: int) -> None:
+        """Delete what no save needs any more: unpublished folders and trash.
+
+        Only while no save is under way: what it has written would go too.
+
+        Raises:
+            Superseded: A newer incarnation exists.
+        """
+        incarnations.demand_newest(self.path, incarnation)
+        self.sweep()
+        self._names.empty_trash()
 
     # --- looking ------------------------------------------------------------------------------
 

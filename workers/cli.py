@@ -22,6 +22,7 @@ from typing import Annotated
 
 import typer
 from pydantic import ValidationError
+from temporalio.service import RPCError
 
 from gym.protocol import TurnpointError
 from workers import cli_job, cli_run, cli_snapshots, cli_stack
@@ -67,8 +68,16 @@ for _module in (cli_stack, cli_run, cli_job, cli_snapshots):
         app.command(epilog=EXIT_CODES)(_command)
 app.command("list", epilog=EXIT_CODES)(cli_snapshots.list_snapshots)
 
-_NOT_REACHABLE = {"server_unreachable", "ray_unreachable", "actor_lost"}
-_REFUSED = {"job_alive", "other_job", "restore_not_finished"}
+_EXIT_CODE_OF = {
+    **dict.fromkeys(
+        ("server_unreachable", "servers_missing", "ray_unreachable", "actor_lost"),
+        EXIT_NOT_REACHABLE,
+    ),
+    "controller_lost": EXIT_NOT_REACHABLE,
+    **dict.fromkeys(("job_alive", "other_job", "restore_not_finished"), EXIT_REFUSED),
+    "dataset_invalid": EXIT_USAGE,
+}
+"""Of errors by their stable code, whatever process they came from; others: their class's."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -89,8 +98,11 @@ def run(arguments: Sequence[str]) -> int:
         return code if isinstance(code, int) else EXIT_OK
     except ValidationError as error:
         # The models of workflow inputs are checked here as well as in the workflow.
-        wrong = [f"{item['loc'][-1]}: {item['msg']}" for item in error.errors() if item["loc"]]
-        output.error("usage", f"{'; '.join(wrong)}; see `--help`")
+        wrong: dict[str, list[str]] = {}
+        for item in error.errors():
+            wrong.setdefault(".".join(map(str, item["loc"][:1])), []).append(item["msg"])
+        told = "; ".join(f"{key}: {', or '.join(reasons)}" for key, reasons in wrong.items())
+        output.error("usage", f"{told}; see `--help`")
         return EXIT_USAGE
     except typer.TyperException as error:
         output.error("usage", f"{error.format_message().rstrip('.')}; see `--help`")
@@ -102,12 +114,17 @@ def run(arguments: Sequence[str]) -> int:
         return EXIT_INTERRUPTED
     except WorkerRoomError as error:
         output.error(error.code, str(error))
-        return EXIT_REFUSED if error.code in _REFUSED else error.exit_code
+        return _EXIT_CODE_OF.get(error.code, error.exit_code)
     except TurnpointError as error:
         output.error(error.code, str(error))
-        if error.code in _NOT_REACHABLE:
-            return EXIT_NOT_REACHABLE
-        return EXIT_REFUSED if error.code in _REFUSED else EXIT_FAILED
+        return _EXIT_CODE_OF.get(error.code, EXIT_FAILED)
+    except RPCError as error:
+        output.error(
+            "temporal_refused",
+            f"Temporal refuses ({error.status.name}): look at its log, at the namespace, and at "
+            "TEMPORAL_ADDRESS and TEMPORAL_NAMESPACE if they are set",
+        )
+        return EXIT_NOT_REACHABLE
 
 
 def main() -> None:

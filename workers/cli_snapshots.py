@@ -9,7 +9,7 @@ from rich import filesize
 from rich.console import Group
 from rich.table import Table
 
-from gym.protocol import TurnpointError
+from gym.protocol import DigestMismatch, TurnpointError
 from rl.errors import SnapshotDamaged
 from rl.manifest import SnapshotManifest
 from rl.snapshot_folder import SnapshotFolder
@@ -17,6 +17,11 @@ from workers.cli_output import EXIT_FAILED, Output
 from workers.cli_stack import AsJson, JobOption, StateDir
 from workers.settings import Settings, load_settings
 from workers.snapshot_contents import rollouts_in
+
+_NEXT = (
+    "a restore skips it and takes the next older one (`turnpoint restore`); nothing deletes it by "
+    "itself. If every snapshot is damaged in its manifest, the snapshot key is another one"
+)
 
 SnapshotArgument = Annotated[
     str, typer.Argument(help="Folder (snapshot_000007), name of a named one, or `latest`.")
@@ -54,6 +59,8 @@ def list_snapshots(
             str(row.get("bytes", "")),
         )
     output.result(rows, table)
+    if any("damaged" in row for row in rows):
+        output.line(f"damaged: {_NEXT}")
 
 
 def inspect(
@@ -65,8 +72,11 @@ def inspect(
     """Show what is in a snapshot: each rollout with what a restore does with it, and each file."""
     output = Output(as_json)
     folder = _folder(load_settings(job_id=job_id, state_dir=state_dir))
-    manifest = folder.manifest(_named(folder, snapshot))
-    rollouts = rollouts_in(folder.path / manifest.snapshot, manifest)
+    try:
+        manifest = folder.manifest(_named(folder, snapshot))
+        rollouts = rollouts_in(folder.path / manifest.snapshot, manifest)
+    except (SnapshotDamaged, DigestMismatch) as error:
+        raise _with_next_step(error) from None
     named = f" ({manifest.name})" if manifest.name else ""
     output.line(
         f"{manifest.snapshot}{named}: saved {manifest.created_at:%F %T} UTC by incarnation "
@@ -105,10 +115,17 @@ def verify(
     try:
         manifest = folder.verify(name)
     except SnapshotDamaged as error:
-        output.result({"snapshot": name, "intact": False, **error.details}, str(error))
+        body = {"snapshot": name, "intact": False, **error.details, "next": _NEXT}
+        output.result(body, str(_with_next_step(error)))
         raise typer.Exit(EXIT_FAILED) from None
     body = {"snapshot": name, "intact": True, "files": len(manifest.files)}
     output.result(body, f"{name}: intact, {len(manifest.files)} files")
+
+
+def _with_next_step(error: SnapshotDamaged | DigestMismatch) -> SnapshotDamaged:
+    return SnapshotDamaged(
+        f"{error.message}; {_NEXT}", participant=error.participant, details=error.details
+    )
 
 
 def _folder(settings: Settings) -> SnapshotFolder:

@@ -123,6 +123,8 @@ def status(
     body = {**_shown_record(record), "running": running, "job": view.model_dump(mode="json")}
     output.result(body, _processes_table(record, running))
     output.line(view.sentence())
+    for name, problem in view.problems.items():
+        output.line(f"{name}: {problem}")
     if not running or not all(running.values()):
         raise typer.Exit(EXIT_NOT_REACHABLE)
 

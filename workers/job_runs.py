@@ -58,6 +58,7 @@ class NotNow(Refused):
         """Keep the code: some refusals pass."""
         super().__init__(message)
         self.reason = reason
+        self.code = reason  # type: ignore[misc]
 
 
 class Begun(BaseModel):

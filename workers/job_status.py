@@ -9,14 +9,16 @@ import os
 from pydantic import BaseModel, ConfigDict
 
 from gym.client import GymClient
-from gym.protocol import Phase, TurnpointError
+from gym.protocol import Phase, TurnpointError, Unauthorized
 from rl import incarnations
-from rl.messages import ControllerStatus, JobConfig
+from rl.messages import ControllerStatus, JobConfig, ServerConfig
 from rl.snapshot_folder import SnapshotFolder
 from workers import ray_head
 from workers.errors import SettingsError
 from workers.key_files import read_secret
 from workers.settings import Settings
+
+_NO_SUCH_ROUTE = 404
 
 
 class JobView(BaseModel):
@@ -33,6 +35,8 @@ class JobView(BaseModel):
     """Phase of each Gym server; None: it does not answer."""
     snapshots: list[str]
     """Newest first."""
+    problems: dict[str, str] = {}
+    """Why a Gym server has no phase, by name: the error's code, and what to do."""
 
     @property
     def is_alive(self) -> bool:
@@ -81,11 +85,13 @@ def look_at_job(settings: Settings, *, with_controller: bool = True) -> JobView:
 async def _look(settings: Settings, with_controller: bool) -> JobView:
     config = settings.job_config()
     controller = await controller_status(settings, config) if with_controller else None
+    phases, problems = await _gym_phases(settings, config)
     return JobView(
         job_id=config.job_id,
         incarnation=incarnations.newest(config.job_folder),
         controller=controller,
-        phases=await gym_phases(settings, config),
+        phases=phases,
+        problems=problems,
         snapshots=SnapshotFolder(config).snapshots(),
     )
 
@@ -100,17 +106,33 @@ async def controller_status(settings: Settings, config: JobConfig) -> Controller
 
 async def gym_phases(settings: Settings, config: JobConfig) -> dict[str, Phase | None]:
     """Phase of each Gym server by name."""
+    phases, _ = await _gym_phases(settings, config)
+    return phases
+
+
+async def _gym_phases(
+    settings: Settings, config: JobConfig
+) -> tuple[dict[str, Phase | None], dict[str, str]]:
     async with GymClient(read_secret(settings)) as gym:
         answers = await asyncio.gather(
             *(gym.capabilities(server.url, server.name) for server in config.servers),
             return_exceptions=True,
         )
     found: dict[str, Phase | None] = {}
+    problems: dict[str, str] = {}
     for server, answer in zip(config.servers, answers, strict=True):
         if isinstance(answer, TurnpointError):
             found[server.name] = None
+            if answer.details.get("http") != _NO_SUCH_ROUTE:  # an unmodified server has none
+                problems[server.name] = f"{answer.code}: {answer.message}; {_next(answer, server)}"
         elif isinstance(answer, BaseException):
             raise answer
         else:
             found[server.name] = answer.phase
-    return found
+    return found, problems
+
+
+def _next(error: TurnpointError, server: ServerConfig) -> str:
+    if isinstance(error, Unauthorized):
+        return "it was started with another token than this command has: restart it, or give its"
+    return f"look at `turnpoint logs {server.name}` and who listens at {server.url}"

@@ -17,7 +17,7 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from workers.errors import SettingsError
-from workers.settings import Settings, load_settings
+from workers.settings import ENV_PREFIX, Settings, load_settings
 
 
 def ensure_key_file(path: Path, key: str, given: SecretStr | None = None) -> Path:
@@ -40,9 +40,7 @@ def ensure_key_file(path: Path, key: str, given: SecretStr | None = None) -> Pat
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         if given is not None and read_key_file(path, key).get_secret_value() != value:
-            raise SettingsError(
-                f"{key}: {path} holds another value than the environment; remove one of them"
-            ) from None
+            raise _differs(key, path) from None
         read_key_file(path, key)
         return path
     with os.fdopen(handle, "w") as file:
@@ -50,6 +48,13 @@ def ensure_key_file(path: Path, key: str, given: SecretStr | None = None) -> Pat
         file.flush()
         os.fsync(file.fileno())
     return path
+
+
+def _differs(key: str, path: Path) -> SettingsError:
+    return SettingsError(
+        f"{key}: {path} holds another value than the environment variable "
+        f"{ENV_PREFIX}{key.upper()}; remove one of them"
+    )
 
 
 def read_key_file(path: Path, key: str) -> SecretStr:
@@ -76,9 +81,15 @@ def read_secret(settings: Settings) -> SecretStr:
     """The bearer token of the control routes: the environment's, else its file's.
 
     Raises:
-        SettingsError: There is none, or others can read its file.
+        SettingsError: There is none, others can read its file, or the file of the stack holds
+            another value than the environment.
     """
-    return settings.control_token or read_key_file(settings.token_file, "control_token")
+    given, path = settings.control_token, settings.token_file
+    if given is None:
+        return read_key_file(path, "control_token")
+    if path.exists() and read_key_file(path, "control_token") != given:
+        raise _differs("control_token", path)
+    return given
 
 
 def ensure_key_files(settings: Settings) -> None:

@@ -11,31 +11,61 @@ Guarantees: settings are frozen; an error names the key and what is allowed, nev
 from __future__ import annotations
 
 import json
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
-    TomlConfigSettingsSource,
 )
 from pydantic_settings import SettingsError as SourceError
 from temporalio.envconfig import ClientConfig, ClientConnectConfig
 
 from gym.protocol import Kind
-from gym.protocol.records import ServerName
-from rl.messages import JobConfig, JobId, SaveSettings, Seconds, ServerConfig
+from gym.protocol.records import BaseUrl, ServerName
+from rl.messages import JobConfig, JobId, SaveSettings, Seconds, Servers
 from workers.errors import SettingsError
+from workers.settings_places import Places, nearest, not_json, refuse_unknown_variables
+from workers.settings_sources import (
+    CONFIG_FILE,
+    ENV_PREFIX,
+    SECRETS,
+    STACK_FILE,
+    ConfigFile,
+    StackFile,
+)
 
-CONFIG_FILE = "turnpoint.toml"
-ENV_PREFIX = "TURNPOINT_"
-SECRETS = ("control_token", "snapshot_key")
-STACK_FILE = "stack.json"
+__all__ = ["CONFIG_FILE", "ENV_PREFIX", "SECRETS", "STACK_FILE", "Settings", "load_settings"]
 
 Port = Annotated[int, Field(ge=1, le=65_535)]
+
+
+def _policy(value: str) -> str:
+    if value in ("vllm", "scripted"):
+        return value
+    if not value.startswith(("http://", "https://")):
+        raise ValueError("allowed: vllm, scripted, or the http(s) URL of an OpenAI-compatible vLLM")
+    return TypeAdapter(BaseUrl).validate_python(value)
+
+
+def _as_written(value: object) -> object:
+    """A flag's value as a command line has it: TOML and JSON write numbers without quotes."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, (int, float)) else value
+
+
+FlagValue = Annotated[str, BeforeValidator(_as_written)]
 
 
 class Settings(BaseSettings):
@@ -78,21 +108,21 @@ class Settings(BaseSettings):
     max_runs: int = Field(default=3, ge=1)
     storage_units: int = Field(default=1, ge=1)
 
-    policy: str = Field(default="vllm", pattern=r"^(vllm|scripted|https?://\S+)$")
+    policy: Annotated[str, AfterValidator(_policy)] = "vllm"
     """`vllm` or `scripted` (started by the stack), or the base URL of one that runs."""
-    policy_url: str | None = None
+    policy_url: BaseUrl | None = None
     """Base URL ending in `/v1`; set by `up`."""
     policy_model: str = "policy"
     """Name under which the policy serves its model."""
     policy_sha256: str = ""
     """Identity of model and tokenizer for the topology check; set by `up` for its own."""
 
-    servers: list[ServerConfig] = []
+    servers: Servers = []
     """The job's Gym servers; `up` sets its own three."""
     generation_host: str = "127.0.0.1"
     """Where the generation endpoint listens: the Ray node of its actor."""
     generation_port: Port | None = None
-    options: dict[ServerName, dict[str, str]] = {}
+    options: dict[ServerName, dict[str, FlagValue]] = {}
     """More flags of a stack process, by its name: `{"simple_agent": {"max-steps": "8"}}`."""
 
     temporal_address: str | None = None
@@ -127,7 +157,7 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Flags, environment, file."""
-        return (init_settings, env_settings, _ConfigFile(settings_cls))
+        return (init_settings, env_settings, ConfigFile(settings_cls))
 
     @property
     def snapshots(self) -> Path:
@@ -210,45 +240,10 @@ class Settings(BaseSettings):
         raise SettingsError(f"servers: no {kind} server is named")
 
 
-class _ConfigFile(TomlConfigSettingsSource):
-    """`turnpoint.toml`, in which no secret may stand."""
-
-    def __call__(self) -> dict[str, Any]:
-        values = super().__call__()
-        for name in SECRETS:
-            if name in values:
-                raise SettingsError(
-                    f"{name}: not allowed in {CONFIG_FILE}; allowed: {ENV_PREFIX}{name.upper()} "
-                    f"or a file of mode 0600 named by {name}_file"
-                )
-        return values
-
-
-class _StackFile(PydanticBaseSettingsSource):
-    """What `up` wrote into `<state_dir>/stack.json`, if there is a stack."""
-
-    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
-        """Not used: the source answers as a whole."""
-        return None, field_name, False
-
-    def __call__(self) -> dict[str, Any]:
-        folder = self.current_state.get("state_dir")
-        if folder is None:
-            folder = _ConfigFile(self.settings_cls)().get(
-                "state_dir", self.settings_cls.model_fields["state_dir"].default
-            )
-        try:
-            record = json.loads((Path(folder).expanduser() / STACK_FILE).read_bytes())
-        except FileNotFoundError:
-            return {}
-        found: dict[str, Any] = record["settings"]
-        return found
-
-
 class _Attached(Settings):
     """Settings of a command that speaks to a running stack."""
 
-    stack_source: ClassVar[type[PydanticBaseSettingsSource]] = _StackFile
+    stack_source: ClassVar[type[PydanticBaseSettingsSource]] = StackFile
 
     @classmethod
     def settings_customise_sources(
@@ -261,7 +256,7 @@ class _Attached(Settings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Flags, environment, the stack's record, file."""
         stack = cls.stack_source(settings_cls)
-        return (init_settings, env_settings, stack, _ConfigFile(settings_cls))
+        return (init_settings, env_settings, stack, ConfigFile(settings_cls))
 
 
 def load_settings(*, attach: bool = True, **flags: Any) -> Settings:
@@ -273,21 +268,24 @@ def load_settings(*, attach: bool = True, **flags: Any) -> Settings:
         flags: Values from the command line; None means not given.
 
     Raises:
-        SettingsError: A key is unknown or not allowed; the key is named, its value is not.
+        SettingsError: A key is unknown or not allowed; the key is named and where it stands,
+            its value is not.
     """
     given = {name: value for name, value in flags.items() if value is not None}
+    refuse_unknown_variables(Settings.model_fields)
     try:
         return (_Attached if attach else Settings)(**given)
     except ValidationError as error:
-        raise SettingsError("; ".join(_sentence(item) for item in error.errors())) from None
+        places = Places(given, Settings, attach=attach)
+        raise SettingsError("; ".join(_sentence(item, places) for item in error.errors())) from None
     except SourceError as error:
-        raise SettingsError(str(error)) from None
-    except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"{CONFIG_FILE} is not TOML: {error}") from None
+        raise SettingsError(not_json(error, Settings.model_fields)) from None
 
 
-def _sentence(item: Any) -> str:
+def _sentence(item: Any, places: Places) -> str:
     key = ".".join(str(part) for part in item["loc"])
-    if item["type"] == "extra_forbidden":
-        return f"{key}: no such key; allowed: {', '.join(sorted(Settings.model_fields))}"
-    return f"{key}: {item['msg']}"
+    where = places.of(item["loc"])
+    if item["type"] == "extra_forbidden" and len(item["loc"]) == 1:
+        allowed = f"allowed: {', '.join(sorted(Settings.model_fields))}"
+        return f"{key}: no such key in {where}{nearest(key, Settings.model_fields)}; {allowed}"
+    return f"{key}: {item['msg'].removeprefix('Value error, ')} ({where})"

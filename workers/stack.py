@@ -19,10 +19,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+from pydantic import ValidationError
 
 from workers import ray_head
-from workers.errors import NotRunning, ProcessFailed, Refused, StackBusy, Stopped
+from workers.errors import (
+    NotRunning,
+    ProcessFailed,
+    Refused,
+    SettingsError,
+    StackBusy,
+    Stopped,
+)
 from workers.key_files import ensure_key_files
+from workers.policy_url import demand_policy
 from workers.port_registry import port_registry
 from workers.ports import choose
 from workers.processes import alive, end, log_tail, names_left, spawn
@@ -61,6 +70,11 @@ class Stack:
             return StackRecord.model_validate_json((self._folder / STACK_FILE).read_bytes())
         except FileNotFoundError:
             return None
+        except ValidationError:
+            raise SettingsError(
+                f"{self._folder / STACK_FILE} cannot be read as a stack's record; remove it, and "
+                "`turnpoint up` makes one"
+            ) from None
 
     def _need_record(self) -> StackRecord:
         record = self.record()
@@ -97,6 +111,7 @@ class Stack:
         Raises:
             Refused: Processes of this stack are running.
             PortInUse: A fixed port is held by somebody else.
+            NotRunning, SettingsError: The policy is given as a URL, and is not there.
             ProcessFailed: A process ended or was not ready in time. Everything is stopped.
         """
         with self._alone():
@@ -105,6 +120,7 @@ class Stack:
                 raise Refused(
                     f"this stack is up ({', '.join(sorted(left))}); end it with `turnpoint down`"
                 )
+            demand_policy(self._settings)
             record, settings = self._decide(last, fresh)
             chosen = [
                 part for part in self._parts(record, settings) if only is None or part.name in only

@@ -26,6 +26,7 @@ from rl.tiny_model import make_tiny_model
 from rl.vllm_command import POLICY_MODEL, vllm_command
 from workers import ray_head, temporal_server
 from workers.key_files import read_key_file
+from workers.policy_url import base_url
 from workers.ports import HOST
 from workers.settings import ENV_PREFIX, Settings
 
@@ -90,8 +91,7 @@ def resolve(settings: Settings, ports: dict[str, int]) -> Settings:
     if settings.ray_address is None:
         found["ray_address"] = f"{HOST}:{ports['ray']}"
     if settings.policy.startswith("http"):
-        base = settings.policy.rstrip("/")
-        found["policy_url"] = base if base.endswith("/v1") else f"{base}/v1"
+        found["policy_url"] = base_url(settings.policy)
     else:
         found["policy_url"] = f"http://{HOST}:{ports['policy']}/v1"
         found["policy_model"] = POLICY_MODEL

@@ -6,6 +6,7 @@ timeouts that keep a pause short are set together (design section 9).
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -33,6 +34,8 @@ from workflows.journal import SEARCH_ATTRIBUTES
 
 STICKY_TIMEOUT = timedelta(seconds=1)
 """With the default of 10 s a killed worker costs the pause 11 s instead of 2 (measured)."""
+CONNECT_LIMIT_S = 10.0
+"""The SDK itself waits 30 s for somebody who listens and does not answer."""
 ACTIVITIES_AT_ONCE = 16
 GRACE = timedelta(seconds=10)
 
@@ -46,12 +49,13 @@ async def connect(settings: Settings) -> Client:
     connection = settings.temporal_connection()
     target = connection.get("target_host", "")
     try:
-        return await Client.connect(
-            **connection,
-            data_converter=pydantic_data_converter,
-            identity=f"turnpoint-{uuid.uuid4().hex[:8]}",  # the default names host and user
-        )
-    except (RuntimeError, RPCError) as error:
+        async with asyncio.timeout(CONNECT_LIMIT_S):
+            return await Client.connect(
+                **connection,
+                data_converter=pydantic_data_converter,
+                identity=f"turnpoint-{uuid.uuid4().hex[:8]}",  # the default names host and user
+            )
+    except (RuntimeError, RPCError, TimeoutError) as error:
         raise NotRunning(
             f"no Temporal server answers at {target}: start the stack with `turnpoint up`, or "
             "set TEMPORAL_ADDRESS"

@@ -17,6 +17,9 @@ TurnpointError                 code, status, whether a retry can help, who it co
 │   ├── FolderOutsideRoot      409 folder_outside_root
 │   ├── DigestMismatch         409 digest_mismatch
 │   ├── UnsupportedSchema      409 unsupported_schema
+│   ├── ExportFailed           409 export_failed: an environment's own code raised over its state
+│   ├── NotWritten             409 not_written: the disk refused a file, and why
+│   │   └── NoSpace            409 no_space: it is full
 │   ├── NotJoined              409 not_joined
 │   ├── CheckpointParked       409 checkpoint_parked: come back after a resume
 │   ├── SessionUncertain       409 session_uncertain
@@ -185,6 +188,24 @@ class UnsupportedSchema(ProtocolError):
     """A schema version that this server does not read."""
 
     code = "unsupported_schema"
+
+
+class ExportFailed(ProtocolError):
+    """`export_state` raised, or answered no bytes: this session cannot be saved."""
+
+    code = "export_failed"
+
+
+class NotWritten(ProtocolError):
+    """The disk refused a file of a checkpoint; the message has its reason, never content."""
+
+    code = "not_written"
+
+
+class NoSpace(NotWritten):
+    """The disk is full (or a quota, or a limit on the size of files is reached)."""
+
+    code = "no_space"
 
 
 class NotJoined(ProtocolError):

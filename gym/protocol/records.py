@@ -9,8 +9,9 @@ import hashlib
 import json
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from gym.protocol.identity import RolloutId
 
@@ -23,6 +24,30 @@ UNCERTAIN_REVISION = -1
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 OperationId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 ServerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
+
+
+def _base_url(text: str) -> str:
+    """Refuse what is no base URL of a server; what it says is never part of the reason."""
+    try:
+        parts = urlsplit(text)
+        fits = parts.scheme in ("http", "https") and bool(parts.hostname)
+        fits = fits and (parts.port is None or parts.port > 0)
+    except ValueError:
+        fits = False
+    if not fits or any(character.isspace() for character in text):
+        raise ValueError("not the URL of a server; allowed: http(s)://HOST[:PORT][/PATH]")
+    if "@" in parts.netloc:
+        raise ValueError(
+            "a URL with a user name or password is shown in logs and manifests; allowed: "
+            "http(s)://HOST[:PORT][/PATH]"
+        )
+    if parts.query or parts.fragment:
+        raise ValueError("a base URL has no `?` or `#`; allowed: http(s)://HOST[:PORT][/PATH]")
+    return text
+
+
+BaseUrl = Annotated[str, AfterValidator(_base_url)]
+"""Where a server is: shown to everybody, so no credential may be in it."""
 
 
 class Wire(BaseModel):

@@ -218,6 +218,8 @@ class FakeFolder:
         self.number = 0
         self.discarded: list[str] = []
         self.free = 1 << 40
+        self.left_over = 0
+        """Bytes in what a failed save has left."""
 
     def reserve(self, checkpoint_id: str, incarnation: int) -> tuple[str, str]:
         self.number += 1
@@ -228,6 +230,10 @@ class FakeFolder:
     def discard(self, checkpoint_id: str) -> list[str]:
         self.discarded.append(checkpoint_id)
         return []
+
+    def make_room(self, incarnation: int) -> None:
+        self.free += self.left_over
+        self.left_over = 0
 
     def free_bytes(self) -> int:
         return self.free

@@ -9,7 +9,8 @@ import pytest
 from pydantic import SecretStr
 
 from workers.errors import SettingsError
-from workers.key_files import ensure_key_file, read_key_file
+from workers.key_files import ensure_key_file, read_key_file, read_secret
+from workers.settings import Settings
 
 
 def test_made_for_the_owner_alone_and_kept(tmp_path: Path) -> None:
@@ -35,6 +36,17 @@ def test_environment_and_file_must_agree(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="another value") as caught:
         ensure_key_file(path, "control_token", SecretStr("second-s3cret"))
     assert "s3cret" not in str(caught.value)
+
+
+def test_a_command_with_another_token_than_the_stacks_is_told_so(tmp_path: Path) -> None:
+    """Break: take the environment's without a look. Every server would refuse it."""
+    path = ensure_key_file(tmp_path / "control_token", "control_token", SecretStr("first-s3cret"))
+    right = Settings(state_dir=tmp_path, control_token=SecretStr("first-s3cret"))
+    assert read_secret(right).get_secret_value() == "first-s3cret"
+    wrong = Settings(state_dir=tmp_path, control_token=SecretStr("second-s3cret"))
+    with pytest.raises(SettingsError, match="TURNPOINT_CONTROL_TOKEN") as caught:
+        read_secret(wrong)
+    assert str(path) in str(caught.value) and "s3cret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("content", [None, ""])

@@ -1,0 +1,50 @@
+"""`turnpoint status`: why a Gym server has no phase."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gym.client import GymClient
+from gym.protocol import Capabilities, ServerFault, ServerUnreachable, TurnpointError, Unauthorized
+from workers.job_status import look_at_job
+from workers.key_files import ensure_key_file
+from workers.settings import Settings
+
+ANSWERS: dict[str, TurnpointError] = {
+    "down": ServerUnreachable("no answer (ConnectError)"),
+    "broken": ServerFault("HTTP 500 without a known error code", details={"http": 500}),
+    "stranger": Unauthorized("the bearer token is missing or another one"),
+    "unmodified": ServerFault("HTTP 404 without a known error code", details={"http": 404}),
+}
+
+
+def test_each_server_without_a_phase_has_its_reason_and_the_next_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Break: show the phase alone. A wrong token looked like a dead server."""
+
+    async def capabilities(self: GymClient, url: str, name: str) -> Capabilities:
+        raise ANSWERS[name]
+
+    monkeypatch.setattr(GymClient, "capabilities", capabilities)
+    ensure_key_file(tmp_path / "control_token", "control_token")
+    settings = Settings(
+        state_dir=tmp_path,
+        servers=[
+            {"name": name, "kind": "resource", "url": f"http://127.0.0.1:{port}"}
+            for port, name in enumerate(ANSWERS, start=1)
+        ],
+        policy_url="http://127.0.0.1:9/v1",
+        generation_port=10,
+    )
+    view = look_at_job(settings, with_controller=False)
+    assert view.phases == dict.fromkeys(ANSWERS)
+    assert set(view.problems) == {"down", "broken", "stranger"}
+    assert view.problems["down"].startswith("server_unreachable: ")
+    assert "turnpoint logs down" in view.problems["down"]
+    assert "http://127.0.0.1:1" in view.problems["down"]
+    assert view.problems["broken"].startswith("server_fault: HTTP 500")
+    assert view.problems["stranger"].startswith("unauthorized: ")
+    assert "another token" in view.problems["stranger"]
