@@ -11,7 +11,6 @@ import asyncio
 import json
 import random
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +29,6 @@ GYM = {kind.value for kind in Kind}
 """Processes: each serves all servers of one kind."""
 HELD = ("held_1", "held_2")
 _BELOW = {"temporal", "ray", "policy"}
-_ACTOR = "ray::"
-_NOT_THE_JOBS = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
-"""Ray's own: the raylet dies with its agents, and an idle worker is nobody's yet."""
 READY_S = 90.0
 
 
@@ -134,16 +130,7 @@ class Crashes:
         assert not [process for process in left if alive(process)]
 
     def _victims(self) -> list[psutil.Process]:
-        return [*marked(self._stack_id(), GYM), *self._actors()]
-
-    def _actors(self) -> Iterator[psutil.Process]:
-        for process in self._live.pids("ray"):
-            try:
-                title = process.cmdline()[0]
-            except (psutil.NoSuchProcess, IndexError):
-                continue  # it has ended since it was listed
-            if title.startswith(_ACTOR) and not title.startswith(_NOT_THE_JOBS):
-                yield process
+        return [*marked(self._stack_id(), GYM), *self._live.actors()]
 
     def _stack_id(self) -> str:
         record = self._live.stack.record()

@@ -34,19 +34,11 @@ from rl.snapshot_folder import SnapshotFolder
 from tests.twin.fleet import RESTART_ONLY_AGENT
 from tests.twin.memory import Life, job_config
 from tests.twin.mishaps import Mishaps
+from tests.twin.mixed_rows import SCRIPT, SORTS, demand_whole, write_mixed_rows, wrongly_over
 from tests.twin.moments import PHASES, Dead, Draw
 from tests.twin.outcome import Outcome
 from tests.twin.results import RESULTS, write_results
-from tests.twin.rows import (
-    GENERATIONS,
-    SCRIPT,
-    SORTS,
-    demand_whole,
-    differences,
-    sent_too_often,
-    write_rows,
-    wrongly_over,
-)
+from tests.twin.rows import GENERATIONS, differences, sent_too_often
 from tests.twin.steps import Steps, runs_of
 
 FAST = Script(turns=SCRIPT.turns, turns_spread=SCRIPT.turns_spread, delay_s=0.003)
@@ -93,7 +85,7 @@ class Twin:
 
     async def run(self) -> Outcome:
         """Run everything; differences are told in the outcome, not raised."""
-        write_rows(self._steps.workload.dataset, PROMPTS)
+        write_mixed_rows(self._steps.workload.dataset, PROMPTS)
         await self._one_life(Dead(armed=False), fresh=True, measure=True)
         demand_whole(self._undisturbed, PROMPTS)
         fresh = True

@@ -12,13 +12,8 @@ from gym.protocol import Kind
 from tests.real.live import Live, until
 from tests.twin.crashes import Crashes, lines_of
 from tests.twin.mishaps import FAILING
-from tests.twin.rows import (
-    demand_whole,
-    differences,
-    repeated,
-    sent_too_often,
-    wrongly_over,
-)
+from tests.twin.mixed_rows import demand_whole, wrongly_over
+from tests.twin.rows import differences, repeated, sent_too_often
 from workers.processes import alive
 
 CLAIM_LIMIT_S = 60.0

@@ -35,11 +35,12 @@ from tests.real.live import JOB, Live
 from tests.twin.crashes import GYM, Crashes
 from tests.twin.fleet import KINDS
 from tests.twin.instants import Instants, phase_at
+from tests.twin.mixed_rows import SCRIPT, SORTS, write_mixed_rows
 from tests.twin.oracle import Oracle
 from tests.twin.outcome import Outcome
 from tests.twin.plan import PHASES, Point, Where, plan
 from tests.twin.results import RESULTS, write_results
-from tests.twin.rows import GENERATIONS, SCRIPT, SORTS, rollout_ids, write_rows
+from tests.twin.rows import GENERATIONS, rollout_ids
 
 POLICY = {
     "delay-s": str(SCRIPT.delay_s),
@@ -117,7 +118,7 @@ class Twin:
         """Run everything; differences are told in the outcome, not raised."""
         began = time.monotonic()
         self._report(f"seed {self.outcome.seed}, {len(self._plan)} points")
-        write_rows(self._dataset, self._prompts)
+        write_mixed_rows(self._dataset, self._prompts)
         try:
             with self._timed("up"):
                 await self._crashes.up()

@@ -1,32 +1,26 @@
-"""The rows that a twin run rolls out, and what must be equal in what comes of them.
+"""Rows for the counter, and what must be equal in what comes of two runs of a job.
 
-Guarantees: the expected count of every counting prompt is what the script brings its first
-generation to, so a lost or repeated step shows as a wrong reward, besides a wrong count and
-other tokens.
+Guarantees: the expected count of every prompt is what the script brings its first generation to,
+so a lost or repeated step shows as a wrong reward, besides a wrong count and other tokens.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rl.scripted_policy import Script
-from tests.gym.test_gymnasium_agent import rows_of
-from tests.twin.fleet import DICE, PLAYER, TOOLS, WRITER
 
 GENERATIONS = 2
-SCRIPT = Script(turns=2, turns_spread=5, delay_s=0.25)
-SORTS = ("tools", "dice", "essay", "taxi", "blackjack", "tools", "cliff_walking", "frozen_lake")
-"""Of the prompts, over and over."""
 _FREE = ("attempt_index", "capture_keys", "result_digest")
 """Which run it was may differ; the digest is over a result that is compared itself."""
 
 
-def write_rows(path: Path, prompts: int) -> None:
-    """Write a dataset of NeMo Gym rows, one of each sort in turn."""
-    path.write_text("".join(f"{json.dumps(_row(number))}\n" for number in range(prompts)))
+def write_rows(path: Path, prompts: int, script: Script) -> None:
+    """Write a dataset of NeMo Gym rows for the counter."""
+    path.write_text("".join(f"{json.dumps(_row(number, script))}\n" for number in range(prompts)))
 
 
 def rollout_ids(prompts: int) -> set[str]:
@@ -34,62 +28,28 @@ def rollout_ids(prompts: int) -> set[str]:
     return {f"p{k}_g{j}" for k in range(prompts) for j in range(GENERATIONS)}
 
 
-def sort_of(number: int) -> str:
-    """What prompt `number` is about."""
-    return SORTS[number % len(SORTS)]
+def tools_asked(
+    script: Script, rollout_id: str, call: int, tools: Sequence[dict[str, Any]] = ()
+) -> list[dict[str, Any]]:
+    """The tool calls that a model call of the script answers; by default with these rows' tools."""
+    chat = [
+        {"function": {key: tool[key] for key in ("name", "parameters")}}
+        for tool in tools or _COUNTING
+    ]
+    return list(script.message(rollout_id, call, chat).get("tool_calls", []))
 
 
-def demand_whole(rows: dict[str, dict[str, Any]], prompts: int) -> None:
-    """The undisturbed job is the measure: it must be whole itself.
-
-    Raises:
-        AssertionError: A row is missing, or the script does not count as expected.
-    """
-    assert set(rows) == rollout_ids(prompts)
-    counted = [f"p{number}_g0" for number in range(prompts) if sort_of(number) == "tools"]
-    assert all(rows[name]["reward"] == 1 for name in counted), "the script does not count right"
-
-
-def _row(number: int) -> dict[str, Any]:
-    sort = sort_of(number)
-    increment = _tool("increment_counter", count="integer")
-    match sort:
-        case "tools":
-            tools = [increment, _tool("get_counter_value"), _tool("get_weather", city="string")]
-            return _counting(number, TOOLS, tools)
-        case "dice":
-            return _counting(number, DICE, [increment, _tool("roll_die")])
-        case "essay":
-            return _counting(number, WRITER, [_tool("write_paragraph", text="string")])
-    return rows_of(sort)[number % 2] | _for(PLAYER)
-
-
-def _counting(number: int, agent: str, tools: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "responses_create_params": {
-            "input": [{"role": "user", "content": f"prompt {number}: use the tools as you like"}],
-            "tools": tools,
-        },
-        "initial_count": number,
-        "expected_count": number + _counted(f"p{number}_g0", tools),
-        **_for(agent),
-    }
-
-
-def _for(agent: str) -> dict[str, Any]:
-    return {"agent_ref": {"type": "responses_api_agents", "name": agent}}
-
-
-def _counted(rollout_id: str, tools: list[dict[str, Any]]) -> int:
+def counted(script: Script, rollout_id: str, tools: Sequence[dict[str, Any]] = ()) -> int:
     """What the script adds in a rollout."""
     total = 0
     for call in range(script.turns_of(rollout_id)):
-        for made in tools_asked(script, rollout_id, call):
+        for made in tools_asked(script, rollout_id, call, tools):
             total += json.loads(made["function"]["arguments"]).get("count", 0)
     return total
 
 
-def _tool(name: str, **properties: str) -> dict[str, Any]:
+def tool(name: str, **properties: str) -> dict[str, Any]:
+    """A tool as rows offer it; each property with its type."""
     return {
         "type": "function",
         "name": name,
@@ -104,11 +64,18 @@ def _tool(name: str, **properties: str) -> dict[str, Any]:
     }
 
 
-_TOOLS = [
-    _tool("increment_counter", {"count": {"type": "integer", "description": ""}}),
-    _tool("get_counter_value", {}),
-]
-_CHAT_TOOLS = [{"function": {key: tool[key] for key in ("name", "parameters")}} for tool in _TOOLS]
+_COUNTING = [tool("increment_counter", count="integer"), tool("get_counter_value")]
+
+
+def _row(number: int, script: Script) -> dict[str, Any]:
+    return {
+        "responses_create_params": {
+            "input": [{"role": "user", "content": f"prompt {number}: count as you like"}],
+            "tools": _COUNTING,
+        },
+        "initial_count": number,
+        "expected_count": number + counted(script, f"p{number}_g0"),
+    }
 
 
 def differences(
@@ -147,15 +114,6 @@ def sent_too_often(
         for rollout, run in runs.items()
         if run > begun_at.get(rollout, 0) + failed.get(rollout, 0)
     ]
-
-
-def wrongly_over(rollout: str, reason: str | None) -> str | None:
-    """A sentence about a rollout that a restore let start over, if it had no right to."""
-    sort = sort_of(int(rollout[1:].partition("_")[0]))
-    rightly = {"used dice, which is restart_only"} if sort == "dice" else set()
-    if reason in rightly | {"its run had failed"}:
-        return None
-    return f"{rollout} ({sort}) started over: {reason}"
 
 
 def repeated(lines: list[dict[str, Any]]) -> list[str]:

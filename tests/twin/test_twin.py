@@ -20,10 +20,11 @@ from tests.twin import in_process, real, steps
 from tests.twin.breaks import BREAKS, Break
 from tests.twin.in_process import claims_that_differ
 from tests.twin.mishaps import Mishap
+from tests.twin.mixed_rows import SORTS, wrongly_over
 from tests.twin.moments import Dead
 from tests.twin.plan import BLOCK, PHASES, Place, Where, plan
 from tests.twin.results import write_results
-from tests.twin.rows import SORTS, differences, repeated, sent_too_often, wrongly_over
+from tests.twin.rows import differences, repeated, sent_too_often
 
 IN_PROCESS_POINTS = 20
 BROKEN_SEED = 5
