@@ -163,9 +163,9 @@ def test_the_results_of_one_layer_leave_the_other_alone(tmp_path: Path) -> None:
 
 @pytest.mark.real
 async def test_crashes_at_any_await_change_nothing(tmp_path: Path) -> None:
-    """Invariant 11, and 4 to 7. Break: gym/counter.py: import the count plus one; seen red.
+    """Invariant 11. Break: gym/counter.py: import the count plus one; seen red.
 
-    As red: drop an owed acknowledgement after a restore, begin the loader again, skip a prompt,
+    It judges 4 to 7 as well. As red: drop an owed acknowledgement after a restore, begin the loader again, skip a prompt,
     keep stale staging rows, apply a mutation twice, keep a consumer's claims, continue what is
     restart_only, send no restored rollout again (`tests.twin.breaks`).
     """
