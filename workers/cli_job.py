@@ -48,8 +48,11 @@ def save(
 
 
 def restore(
-    snapshot: Annotated[
-        str, typer.Argument(help="`latest`, a folder (snapshot_000007) or the name of a save.")
+    to: Annotated[
+        str,
+        typer.Option(
+            metavar="SNAPSHOT", help="`latest`, a folder (snapshot_000007) or the name of a save."
+        ),
     ] = "latest",
     strict: Annotated[
         bool, typer.Option("--strict", help="Fail rather than take the next older snapshot.")
@@ -70,7 +73,7 @@ def restore(
     """
     output = Output(as_json)
     settings = settings_of_job(job_id, state_dir)
-    given = RestoreInput(job_id=settings.job_id, snapshot=snapshot, strict=strict, replace=replace)
+    given = RestoreInput(job_id=settings.job_id, snapshot=to, strict=strict, replace=replace)
     with Phases(output) as phases:
         result = asyncio.run(_restore(settings, given, phases))
     output.line(restored(result))

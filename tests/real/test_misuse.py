@@ -219,10 +219,10 @@ def test_what_a_live_job_and_its_stack_refuse(job: Job) -> None:
         (("run",), 3, "refused", "runs already as incarnation"),
         (("restore",), 3, "refused", "turnpoint save"),
         (("restore", "--replace"), 1, "no_snapshot", "turnpoint run"),
-        (("restore", "snapshot_000099", "--replace"), 1, "not_found", "snapshot_000099"),
+        (("restore", "--to", "snapshot_000099", "--replace"), 1, "not_found", "snapshot_000099"),
         (("up",), 3, "refused", "turnpoint down"),
         (("save", "--name", "../x"), 2, "usage", "name: "),
-        (("restore", "../x"), 2, "usage", "snapshot: "),
+        (("restore", "--to", "../x"), 2, "usage", "snapshot: "),
     ):
         refused = job.refused(*words)
         assert refused[:2] == (code, kind), (words, refused)

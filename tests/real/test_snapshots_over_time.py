@@ -88,7 +88,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         row = asyncio.run(saves_in_a_row(live, SAVES))
         newer, older, *_ = live.snapshots.snapshots()
 
-        first = _restored(live, older, "--replace")
+        first = _restored(live, "--to", older, "--replace")
         _turns(live)
         _lose(live)
         second, right_after = asyncio.run(_restore_and_save_at_once(live))
@@ -97,7 +97,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         _turns(live)
         later = _saved(live, SaveResult.model_validate(live.cli("save")))
 
-        back = _restored(live, newer, "--replace")
+        back = _restored(live, "--to", newer, "--replace")
         inspected = live.cli("inspect")
         listed = {row["snapshot"]: row["line"] for row in live.cli("list")}
         pruned = live.cli("prune", "--other-lines")
