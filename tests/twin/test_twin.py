@@ -165,9 +165,9 @@ def test_the_results_of_one_layer_leave_the_other_alone(tmp_path: Path) -> None:
 async def test_crashes_at_any_await_change_nothing(tmp_path: Path) -> None:
     """Invariant 11. Break: gym/counter.py: import the count plus one; seen red.
 
-    It judges 4 to 7 as well. As red: drop an owed acknowledgement after a restore, begin the loader again, skip a prompt,
-    keep stale staging rows, apply a mutation twice, keep a consumer's claims, continue what is
-    restart_only, send no restored rollout again (`tests.twin.breaks`).
+    It judges 4 to 7 as well. As red: drop an owed acknowledgement after a restore, begin the
+    loader again, skip a prompt, keep stale staging rows, apply a mutation twice, keep a consumer's
+    claims, continue what is restart_only, send no restored rollout again (`tests.twin.breaks`).
     """
     twin = in_process.Twin(tmp_path, seed=_seed(), points=IN_PROCESS_POINTS)
     outcome = await twin.run()
