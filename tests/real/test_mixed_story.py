@@ -44,7 +44,7 @@ URLS = {name: f"http://127.0.0.1:{BASE + n}" for n, name in enumerate(KINDS)}
 
 def _tools(*names: str, tools: str = "") -> list[str]:
     listed = ",".join(f"{name}={URLS[name]}" for name in names)
-    flags = ["--model-url", URLS["policy_model"], "--max-steps", "12", "--resource", listed]
+    flags = ["--model-url", URLS["policy_model"], "--max-steps", "20", "--resource", listed]
     return ["gym.agent_server", *flags, *(["--tool", tools] if tools else [])]
 
 
@@ -55,7 +55,7 @@ MODULES = {
     "tools_agent": _tools("counter", "weather", tools="get_weather=weather"),
     "dice_agent": _tools("counter", "dice", tools="roll_die=dice"),
     "gymnasium_agent": [
-        *("gym.gymnasium_agent", "--model-url", URLS["policy_model"], "--max-steps", "12"),
+        *("gym.gymnasium_agent", "--model-url", URLS["policy_model"], "--max-steps", "20"),
         *("--resource", f"gymnasium={URLS['gymnasium']}"),
     ],
     "essay_agent": _tools("essay"),
@@ -103,7 +103,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     configured = [ServerConfig(name=n, kind=KINDS[n], url=URLS[n]) for n in KINDS]
     live = Live(
         tmp_path_factory.mktemp("mixed"),
-        {"policy": {"delay-s": "0.7", "turns": "6", "turns-spread": "2"}},
+        {"policy": {"delay-s": "0.7", "turns": "14", "turns-spread": "2"}},
         port_base=BASE + 100,
         servers=[one.model_dump(mode="json") for one in configured],
         generation_port=GENERATION_PORT,
