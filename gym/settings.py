@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gym.protocol.records import ServerName
@@ -82,9 +82,19 @@ def settings_from_command_line(kind: type[S], arguments: Sequence[str] | None = 
     Args:
         kind: `ServerSettings` or a subclass with a server's own keys.
         arguments: Flags, `sys.argv[1:]` by default. Keys may be spelled with `-` or `_`.
+
+    Raises:
+        SystemExit: Code 2: a flag or a variable does not fit. It is named on stderr with what is
+            allowed; its value is not.
     """
     given = sys.argv[1:] if arguments is None else arguments
-    return kind(_cli_parse_args=[_kebab(flag) for flag in given])
+    try:
+        return kind(_cli_parse_args=[_kebab(flag) for flag in given])
+    except ValidationError as error:
+        for wrong in error.errors(include_url=False, include_input=False, include_context=False):
+            key = _kebab("--" + ".".join(str(part) for part in wrong["loc"]))
+            print(f"{key}: {wrong['msg']}; see --help", file=sys.stderr)
+        raise SystemExit(2) from None
 
 
 def _kebab(argument: str) -> str:
