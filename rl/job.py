@@ -43,7 +43,9 @@ from rl.transfer_queue import CONTROLLER_NAMESPACE
 
 _START_LIMIT_S = 120.0
 """TransferQueue's actors import torch: 6 to 15 s on two cores (reference/runtime.md)."""
-_STATUS_LIMIT_S = 10.0
+_STATUS_LIMIT_S = 30.0
+"""An actor that is still being created answers once its process is up: seconds, or more on a busy
+machine. One that was killed is told by Ray at once."""
 _WHOSE_LIMIT_S = 3.0
 """A host that is still importing torch answers later; then its controller says whose it is."""
 _GONE_LIMIT_S = 30.0
