@@ -28,8 +28,17 @@ from activities.contract import TASK_QUEUE, SaveInput, schedule_id
 RESTORE_NOTE = "restore"
 
 
-async def ensure_schedule(client: Client, job_id: str, interval_s: float) -> None:
-    """Create the job's Schedule, or set its interval; a paused one stays paused."""
+async def set_schedule(client: Client, job_id: str, interval_s: float | None) -> None:
+    """Create the job's Schedule, or set its interval; a paused one stays paused.
+
+    Args:
+        client: Of the job's Temporal.
+        job_id: The job.
+        interval_s: Between saves, in seconds; None: saving is off, and the Schedule removed.
+    """
+    if interval_s is None:
+        await _remove(client, job_id)
+        return
     schedule = Schedule(
         action=ScheduleActionStartWorkflow(
             "SaveSnapshot",
@@ -53,6 +62,14 @@ async def ensure_schedule(client: Client, job_id: str, interval_s: float) -> Non
             return ScheduleUpdate(schedule=schedule)
 
         await client.get_schedule_handle(schedule_id(job_id)).update(with_interval)
+
+
+async def _remove(client: Client, job_id: str) -> None:
+    try:
+        await client.get_schedule_handle(schedule_id(job_id)).delete()
+    except RPCError as error:
+        if error.status != RPCStatusCode.NOT_FOUND:
+            raise
 
 
 async def pause_for_restore(client: Client, job_id: str, incarnation: int) -> bool:

@@ -23,7 +23,7 @@ from activities.contract import (
     SaveInput,
     SaveResult,
 )
-from activities.schedule import ensure_schedule
+from activities.schedule import set_schedule
 from gym.protocol import Phase
 from rl.errors import NoSnapshot
 from rl.messages import ControllerStatus, JobConfig, Workload
@@ -109,9 +109,8 @@ async def begin(
             claimed=lambda: mender.bring_gym_into(Phase.CLOSED),
         )
         begun = Begun(incarnation=incarnation, restored=None)
-    if settings.snapshot_attempt_interval_s is not None:
-        client = await connect(settings)
-        await ensure_schedule(client, config.job_id, settings.snapshot_attempt_interval_s)
+    client = await connect(settings)
+    await set_schedule(client, config.job_id, settings.snapshot_attempt_interval_s)
     return begun
 
 
