@@ -8,11 +8,12 @@ conversation, a token or a credential (design section 9).
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from gym.protocol import Wire as Payload
 from gym.protocol import WrittenFile
@@ -42,7 +43,15 @@ def schedule_id(job_id: str) -> str:
     return f"{job_id}/saves"
 
 
-SnapshotName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+def _no_other_meaning(name: str) -> str:
+    if name == "latest" or re.fullmatch(r"snapshot_\d+", name):
+        raise ValueError("`latest` and `snapshot_<number>` mean something else")
+    return name
+
+
+SnapshotName = Annotated[
+    str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"), AfterValidator(_no_other_meaning)
+]
 
 
 # --- workflow inputs and results -------------------------------------------------------------

@@ -106,6 +106,16 @@ def test_save_without_temporal_is_4(ended_stack: Path, capsys: pytest.CaptureFix
     assert "127.0.0.1:26904" in json.loads(capsys.readouterr().out)["error"]["message"]
 
 
+@pytest.mark.parametrize("name", ["latest", "snapshot_000001"])
+def test_a_save_cannot_be_called_what_means_another_snapshot(
+    name: str, ended_stack: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["save", "--name", name, "--json", "--state-dir", str(ended_stack)]
+    assert cli.run(words) == EXIT_USAGE
+    message = json.loads(capsys.readouterr().out)["error"]["message"]
+    assert message.startswith("name: ") and "mean something else" in message
+
+
 @pytest.mark.parametrize("command", ["run", "save", "restore", "prune"])
 def test_a_second_job_on_a_stack_is_3_names_both_and_touches_nothing(
     command: str, ended_stack: Path, capsys: pytest.CaptureFixture[str]
