@@ -91,8 +91,7 @@ class Controller:
         """
         if self._restoring.restore_id is None and not self.job.started:
             loader = await asyncio.to_thread(Loader.open, workload)
-            for named in loader.agents:
-                self.job.agent_for(named)
+            loader.demand_agents(self.job.agents)
             if not self.job.started:  # the same call may have been faster
                 self.job.install(loader, RecoveryLedger(), ReplayIndex())
         if self._restoring.restore_id is not None or self.job.loader.workload != workload:
