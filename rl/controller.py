@@ -8,6 +8,7 @@ failed job. It never talks to a Gym server: NemoGym does. All methods run on one
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from pathlib import Path
 
 from gym.protocol import CheckpointConflict, InvalidPhase, WrittenFile
@@ -143,6 +144,9 @@ class Controller:
             running=sum(record.unfinished for record in records),
             finished=sum(record.finished for record in records),
             failed=sum(record.failed for record in records),
+            failures=dict(
+                Counter(r.run.failure or "unknown" for r in records if r.failed).most_common()
+            ),
             owed=len(job.ledger.owed()),
             last_snapshot=self.desk.last.name,
         )

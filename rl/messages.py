@@ -276,6 +276,8 @@ class ControllerStatus(Wire):
     running: int
     finished: int
     failed: int
+    failures: dict[str, int] = {}
+    """Failed rollouts by the code of the error that ended their last run, most frequent first."""
     owed: int
     """Acknowledgements owed."""
     last_snapshot: str | None

@@ -176,6 +176,7 @@ async def test_after_max_runs_the_rollout_is_in_the_rows_once_without_reward(
     assert world.plane.puts == ["p0_g0"]
     assert world.plane.rows["rollout_data"]["p0_g0"].reward is None
     assert world.controller.status().failed == 1
+    assert world.controller.status().failures == {"session_uncertain": 1}
     world.gym.finish("p0_g1")
     await until(lambda: len(world.controller.job.index) == 1)
 
