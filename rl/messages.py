@@ -208,6 +208,8 @@ class BeginAnswer(Wire):
     """`unchanged`, `weights_syncing`, `checkpoint_running`, `restore_not_finished`,
     `data_plane_busy`, `no_space`, `server_unfit`, `job_finished`."""
     reason: str | None = None
+    details: dict[str, Any] = {}
+    """Of the refusal, for a machine."""
     incarnation: int
     folder: str = ""
     """Name of the tmp folder below the job's folder."""
