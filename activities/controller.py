@@ -65,7 +65,8 @@ class ControllerActivities:
                 if (refused := await asyncio.to_thread(self._starting)) is not None:
                     return refused
                 raise ControllerLost(
-                    "the job has no controller: restore it with `turnpoint restore`",
+                    "the job has no controller: `turnpoint run` starts it, or brings it back from "
+                    "its newest snapshot; `turnpoint restore` does only the latter",
                     participant=SINGLE_CONTROLLER,
                 ) from error
             return BeginResult(**answer.model_dump(), ms=budget.elapsed_ms())

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Any
 
 from gym.lease import Lease
 from gym.protocol import (
@@ -180,7 +181,11 @@ class CheckpointDesk:
         if self._job.phase is JobPhase.FINISHED:
             return self._refused("job_finished", "every rollout is over")
         if self._save is not None:
-            return self._refused("checkpoint_running", f"{self._save.checkpoint_id} holds the job")
+            return self._refused(
+                "checkpoint_running",
+                "another save (scheduled or manual) is running; wait for it and try again",
+                {"checkpoint_id": self._save.checkpoint_id},
+            )
         if self._busy is not None:
             return self._refused("data_plane_busy", "TransferQueue's last save has not returned")
         return None
@@ -251,11 +256,14 @@ class CheckpointDesk:
             )
         return None
 
-    def _refused(self, refusal: str, reason: str) -> BeginAnswer:
+    def _refused(
+        self, refusal: str, reason: str, details: dict[str, Any] | None = None
+    ) -> BeginAnswer:
         return BeginAnswer(
             agreed=False,
             refusal=refusal,
             reason=reason,
+            details=details or {},
             incarnation=self._job.incarnation,
             settings=self._job.config.save,
         )

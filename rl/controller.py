@@ -8,6 +8,7 @@ failed job. It never talks to a Gym server: NemoGym does. All methods run on one
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from pathlib import Path
 
 from gym.protocol import CheckpointConflict, InvalidPhase, WrittenFile
@@ -91,8 +92,7 @@ class Controller:
         """
         if self._restoring.restore_id is None and not self.job.started:
             loader = await asyncio.to_thread(Loader.open, workload)
-            for named in loader.agents:
-                self.job.agent_for(named)
+            loader.demand_agents(self.job.agents)
             if not self.job.started:  # the same call may have been faster
                 self.job.install(loader, RecoveryLedger(), ReplayIndex())
         if self._restoring.restore_id is not None or self.job.loader.workload != workload:
@@ -144,6 +144,9 @@ class Controller:
             running=sum(record.unfinished for record in records),
             finished=sum(record.finished for record in records),
             failed=sum(record.failed for record in records),
+            failures=dict(
+                Counter(r.run.failure or "unknown" for r in records if r.failed).most_common()
+            ),
             owed=len(job.ledger.owed()),
             last_snapshot=self.desk.last.name,
         )

@@ -99,7 +99,10 @@ class ActorLost(JobError):
 
 
 class DatasetInvalid(JobError):
-    """A dataset row does not parse: the message names `file:line`, never its content."""
+    """A dataset row does not parse, or is for an agent that is not there.
+
+    The message names `file:line` and that agent, never the row's content.
+    """
 
     code = "dataset_invalid"
     status = 422

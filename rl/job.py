@@ -277,11 +277,12 @@ async def start_fresh(
     Raises:
         OtherJob: The cluster holds another job; nothing was touched.
         JobAlive: This job lives in it.
-        DatasetInvalid: `file:line` of the row that does not parse.
+        DatasetInvalid: `file:line` of a row that does not parse, or is for an agent that the
+            job has not.
         Superseded: Somebody else has started or restored the job meanwhile.
         ServersMissing, ServerUnfit: The fleet is not what the job needs.
     """
-    await asyncio.to_thread(Loader.open, workload)
+    loader = await asyncio.to_thread(Loader.open, workload)
     try:
         found = await alive_here(config)
     except DeadlineExceeded:
@@ -298,6 +299,7 @@ async def start_fresh(
             participant=SINGLE_CONTROLLER,
             details={"job_id": found.job_id, "incarnation": found.incarnation},
         )
+    loader.demand_agents([server.name for server in config.servers if server.kind == "agent"])
     incarnation = await asyncio.to_thread(incarnations.claim, config.job_folder, owner)
     await kill_actors()
     await claimed()

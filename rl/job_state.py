@@ -105,13 +105,21 @@ class JobState:
             )
         _ = self.loader
 
+    @property
+    def agents(self) -> list[str]:
+        """Names of the agents that joined."""
+        return [server.name for server in self.servers if server.kind == "agent"]
+
     def agent_for(self, named: str | None) -> str:
         """The agent a row goes to: the one it names if that joined, else the only one.
+
+        A fresh start has refused rows for an agent that is not there; a line that was begun
+        before that was checked goes on with the only one.
 
         Raises:
             DatasetInvalid: There are several agents and the row names none of them.
         """
-        agents = [server.name for server in self.servers if server.kind == "agent"]
+        agents = self.agents
         if named in agents:
             return str(named)
         if len(agents) == 1:

@@ -90,11 +90,12 @@ class Prompt(Wire):
 class Loader:
     """Gives the rollouts of a workload out, one after the other. No I/O once it is built."""
 
-    def __init__(self, workload: Workload, rows: list[dict[str, Any]], sha256: str) -> None:
-        """Build it at its start; use `open` or `resume`."""
+    def __init__(self, workload: Workload, rows: dict[int, dict[str, Any]], sha256: str) -> None:
+        """Build it at its start, from rows by line number; use `open` or `resume`."""
         self.workload = workload
         self.dataset_sha256 = sha256
-        self._rows = rows
+        self._rows = list(rows.values())
+        self._lines = list(rows)
         self._next = 0
 
     @classmethod
@@ -155,10 +156,25 @@ class Loader:
         """Rollouts over all epochs."""
         return len(self._rows) * self.workload.epochs * self.workload.generations
 
-    @property
-    def agents(self) -> set[str | None]:
-        """The agents that rows ask for; None for rows that name none."""
-        return {_agent_of(row) for row in self._rows}
+    def demand_agents(self, agents: list[str]) -> None:
+        """Refuse rows that no agent of the job is for.
+
+        Args:
+            agents: Names of the job's agents. The only one takes rows that name none.
+
+        Raises:
+            DatasetInvalid: `file:line` of the first such row, the agent it names, and `agents`.
+        """
+        for line, row in zip(self._lines, self._rows, strict=True):
+            named = _agent_of(row)
+            if named in agents or (named is None and len(agents) == 1):
+                continue
+            wanted = "names no agent" if named is None else f"is for the agent {named!r}"
+            raise DatasetInvalid(
+                f"{self.workload.dataset}:{line}: the row {wanted}; this job has: "
+                f"{', '.join(agents) or 'none'}. Name one of them in the row's `agent_ref.name`, "
+                "or give the job that agent (`servers`)"
+            )
 
     def next(self) -> Prompt | None:
         """The next rollout, or None at the end. Call it inside a barrier section."""
@@ -200,12 +216,13 @@ def _agent_of(row: dict[str, Any]) -> str | None:
     return str(reference["name"]) if isinstance(reference, dict) else None
 
 
-def _read(path: Path) -> tuple[list[dict[str, Any]], str]:
+def _read(path: Path) -> tuple[dict[int, dict[str, Any]], str]:
     try:
         data = path.read_bytes()
     except OSError as error:
         raise DatasetInvalid(f"{path}: {error.strerror}") from None
-    rows = [_row(path, n, line) for n, line in enumerate(data.splitlines(), 1) if line.strip()]
+    lines = enumerate(data.splitlines(), 1)
+    rows = {number: _row(path, number, line) for number, line in lines if line.strip()}
     if not rows:
         raise DatasetInvalid(f"{path}: no rows")
     return rows, hashlib.sha256(data).hexdigest()

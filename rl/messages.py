@@ -208,6 +208,8 @@ class BeginAnswer(Wire):
     """`unchanged`, `weights_syncing`, `checkpoint_running`, `restore_not_finished`,
     `data_plane_busy`, `no_space`, `server_unfit`, `job_finished`."""
     reason: str | None = None
+    details: dict[str, Any] = {}
+    """Of the refusal, for a machine."""
     incarnation: int
     folder: str = ""
     """Name of the tmp folder below the job's folder."""
@@ -276,6 +278,8 @@ class ControllerStatus(Wire):
     running: int
     finished: int
     failed: int
+    failures: dict[str, int] = {}
+    """Failed rollouts by the code of the error that ended their last run, most frequent first."""
     owed: int
     """Acknowledgements owed."""
     last_snapshot: str | None

@@ -276,6 +276,7 @@ class SnapshotFolder:
         cannot say that they have no name).
 
         Raises:
+            NoSnapshot: The job has never run.
             Superseded: `incarnation` is given and not the newest.
             RestoreNotFinished: The newest incarnation has no origin yet: a restore that is
                 under way may want any of them.
@@ -283,6 +284,10 @@ class SnapshotFolder:
         if keep_latest_k < 1:
             raise ValueError("keep_latest_k: at least 1")
         newest = incarnations.newest(self.path)
+        if not newest:
+            raise NoSnapshot(
+                f"nothing to prune: job {self.path.name} has never run; `turnpoint run` starts it"
+            )
         if incarnation is not None:
             incarnations.demand_newest(self.path, incarnation)
         if incarnations.origin(self.path, newest) is None:

@@ -59,6 +59,10 @@ class Summary(BaseModel):
     rollouts_total: int = 0
     finished: int = 0
     failed: int = 0
+    failures: dict[str, int] = {}
+    """Failed rollouts by the code of the error that ended their last run."""
+    next: str | None = None
+    """Where the failures are told in full."""
     restores: int = 0
     """Times that the job was brought back, from a snapshot or from its start."""
     restarts: int = 0

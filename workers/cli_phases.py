@@ -6,6 +6,8 @@ from activities.contract import Progress, RestoreResult
 from rl.messages import ControllerStatus
 from workers.cli_output import Output
 
+_UNDOING = ("unpublish_snapshot", "resume_checkpoint")
+
 
 class Phases:
     """Shows the phases of a workflow on the terminal while it runs."""
@@ -30,7 +32,10 @@ class Phases:
         """Print each finished phase once, with counts; the running one stays below."""
         if len(progress.done) < self._printed:
             self._printed = 0  # another workflow
+        began = any(report.phase == "begin_checkpoint" for report in progress.done)
         for report in progress.done[self._printed :]:
+            if report.phase in _UNDOING and not began:
+                continue  # of a save that never began, by its id alone: there was nothing to undo
             parts = [f"{report.phase}: {report.ms:.0f} ms"]
             for server in report.servers:
                 counts = server.counts.model_dump(exclude_defaults=True)

@@ -18,6 +18,7 @@ from workers.cli_phases import Phases, restored
 from workers.cli_stack import AsJson, JobOption, StateDir, settings_of_job
 from workers.errors import FinishedAlready, NotRunning, Refused, Stopped
 from workers.example_rows import example_rows
+from workers.failed_rollouts import all_failed, ended, next_step
 from workers.last_save import last_save
 from workers.mending import Mender
 from workers.ray_side import JobWatch
@@ -63,7 +64,7 @@ def run(
     `turnpoint logs supervisor`. With a snapshot the workload is the snapshot's: --rows and its
     companions do not apply. A job that runs already is refused (exit code 3), and so is a second
     job on the stack or cluster of another; one that has finished is left as it is (exit code 0)
-    unless --fresh.
+    unless --fresh. A job of which every rollout failed ends with exit code 1.
 
     Ctrl-C ends the supervision, not the job. SIGTERM (a preemption notice) makes a last save
     within --grace-s and ends with 143; the stack stays up unless --down.
@@ -80,6 +81,8 @@ def run(
     if detach:
         begun = asyncio.run(command.begin_only())
         output.result(begun, _sentence(begun) if isinstance(begun, Summary) else None)
+        if isinstance(begun, Summary) and all_failed(begun.finished, begun.failed):
+            raise typer.Exit(EXIT_FAILED)
         return
     summary = asyncio.run(command.to_the_end())
     output.result(summary, _sentence(summary))
@@ -87,7 +90,7 @@ def run(
         raise typer.Exit(EXIT_TERMINATED)
     if summary.state == "stopped":
         raise typer.Exit(EXIT_NOT_REACHABLE)
-    if summary.state != "finished":
+    if summary.state != "finished" or all_failed(summary.finished, summary.failed):
         raise typer.Exit(EXIT_FAILED)
 
 
@@ -253,6 +256,8 @@ class _Run:
             rollouts_total=last.rollouts_total if last else 0,
             finished=last.finished if last else 0,
             failed=last.failed if last else 0,
+            failures=last.failures if last else {},
+            next=next_step(last.failed if last else 0, self._settings),
             restores=chronicle.restores,
             restarts=chronicle.restarts,
             reasons=chronicle.reasons,
@@ -262,13 +267,15 @@ class _Run:
 
 
 def _sentence(summary: Summary) -> str:
-    parts = [f"{summary.state}: {summary.finished} finished, {summary.failed} failed"]
+    parts = [ended(summary.state, summary.finished, summary.failed, summary.failures)]
     if summary.restores:
         parts.append(f"brought back {summary.restores} times")
     if summary.restarts:
         parts.append(f"{summary.restarts} processes restarted")
     if summary.reason:
         parts.append(summary.reason)
+    if summary.next:
+        parts.append(summary.next)
     return "; ".join(parts)
 
 

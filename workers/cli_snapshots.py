@@ -14,7 +14,7 @@ from rl.errors import SnapshotDamaged
 from rl.manifest import SnapshotManifest
 from rl.snapshot_folder import SnapshotFolder
 from workers.cli_output import EXIT_FAILED, Output
-from workers.cli_stack import AsJson, JobOption, StateDir
+from workers.cli_stack import AsJson, JobOption, StateDir, settings_of_job
 from workers.settings import Settings, load_settings
 from workers.snapshot_contents import rollouts_in
 
@@ -34,10 +34,14 @@ def list_snapshots(
     """List the job's snapshots, newest first. A damaged manifest is shown as such.
 
     `latest` is the newest of the current line; after a restore of an older snapshot, those that
-    its old line saved later are on another one.
+    its old line saved later are on another one. A job that is not the stack's and has no folder
+    is refused (exit code 3).
     """
     output = Output(as_json)
-    folder = _folder(load_settings(job_id=job_id, state_dir=state_dir))
+    settings = load_settings(job_id=job_id, state_dir=state_dir)
+    folder = _folder(settings)
+    if not folder.path.is_dir():
+        settings_of_job(job_id, state_dir)  # refuses a job of which nothing is known here
     current = set(folder.on_current_line())
     rows = [
         {**_row(folder, name), "line": "current" if name in current else "other"}

@@ -15,6 +15,7 @@ from rl.errors import OtherJob
 from workers.cli_output import EXIT_FAILED, EXIT_NOT_REACHABLE, Output
 from workers.cli_phases import Phases
 from workers.doctor import examine
+from workers.failed_rollouts import all_failed, ended, next_step
 from workers.following import follow_to_the_end
 from workers.job_status import look_at_job
 from workers.processes import log_tail
@@ -106,8 +107,8 @@ def status(
     """Show the stack's processes, the Gym servers' phases and where the job stands.
 
     Exit code 4 if a process of the stack is not running. With --follow only the job counts: 0
-    when it has finished, 1 if it has failed, 4 if it is gone and nobody brings it back within
-    restore_wait_s; the result is the controller's last status.
+    when it has finished, 1 if it or every rollout of it has failed, 4 if it is gone and nobody
+    brings it back within restore_wait_s; the result is the controller's last status.
     """
     output = Output(as_json)
     settings = load_settings(state_dir=state_dir)
@@ -170,8 +171,13 @@ def doctor(state_dir: StateDir = None, as_json: AsJson = False) -> None:
 def _follow_job(settings: Settings, output: Output) -> None:
     with Phases(output) as phases:
         end = asyncio.run(follow_to_the_end(settings, phases.job, output.line))
-    output.result(end, f"{end.state}: {end.finished} finished, {end.failed} failed")
-    if end.state != "finished":
+    sentence = ended(end.state, end.finished, end.failed, end.failures)
+    body = end.model_dump(mode="json")
+    if (look := next_step(end.failed, settings)) is not None:
+        body["next"] = look
+        sentence += f"; {look}"
+    output.result(body, sentence)
+    if end.state != "finished" or all_failed(end.finished, end.failed):
         raise typer.Exit(EXIT_FAILED)
 
 

@@ -229,8 +229,9 @@ async def demand_no_job(settings: Settings) -> None:
     now = await controller_status(settings, settings.job_config())
     if now is not None and not now.state.is_over:
         raise Refused(
-            f"job {now.job_id} runs already as incarnation {now.incarnation}; `turnpoint down` "
-            "ends it with its stack, `turnpoint save` saves it first"
+            f"job {now.job_id} runs already as incarnation {now.incarnation}; `turnpoint restore "
+            "--replace` takes it back to the snapshot, `turnpoint down` ends it with its stack, "
+            "`turnpoint save` saves it first"
         )
 
 

@@ -248,7 +248,10 @@ class SaveSnapshot:
             self._journal.note(OUTCOME.value_set("refused"))
             self._journal.heading(f"Refused: {reason}")
             raise ApplicationError(
-                begun.reason or "refused", type=begun.refusal or "refused", non_retryable=True
+                begun.reason or "refused",
+                *([begun.details] if begun.details else []),
+                type=begun.refusal or "refused",
+                non_retryable=True,
             )
         self._journal.note(OUTCOME.value_set("skipped"))
         self._journal.heading(f"Skipped: {reason}")

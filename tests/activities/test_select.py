@@ -135,5 +135,5 @@ async def test_a_save_without_a_job_says_how_to_bring_it_back(
     config: JobConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     incarnations.record_origin(config.job_folder, 2, "snapshot_000002")
-    with pytest.raises(ControllerLost, match="turnpoint restore"):
+    with pytest.raises(ControllerLost, match=r"`turnpoint run` starts it.*`turnpoint restore`"):
         await _begin(config, monkeypatch)

@@ -217,7 +217,7 @@ def test_what_a_live_job_and_its_stack_refuse(job: Job) -> None:
     before = job.controller()["incarnation"]
     for words, code, kind, said in (
         (("run",), 3, "refused", "runs already as incarnation"),
-        (("restore",), 3, "refused", "turnpoint save"),
+        (("restore",), 3, "refused", "turnpoint restore --replace"),
         (("restore", "--replace"), 1, "no_snapshot", "turnpoint run"),
         (("restore", "--to", "snapshot_000099", "--replace"), 1, "not_found", "snapshot_000099"),
         (("up",), 3, "refused", "turnpoint down"),
@@ -322,7 +322,7 @@ def test_a_save_while_one_runs_is_refused_and_the_first_publishes(job: Job) -> N
     with job.save_held_at("begin_checkpoint.after") as failures:
         code, kind, said = job.refused("save", "--name", "second")
         assert (code, kind) == (3, "checkpoint_running")
-        assert "holds the job" in said
+        assert "another save" in said and "wait for it" in said
     assert failures == []
     job.goes_on()
 

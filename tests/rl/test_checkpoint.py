@@ -166,7 +166,9 @@ async def test_begin_refuses_before_the_pumps_and_after_the_end(tmp_path: Path) 
 async def test_begin_refuses_a_second_save_and_its_id_is_not_spent(tmp_path: Path) -> None:
     world = await _running(tmp_path)
     await world.controller.begin_checkpoint(A, None)
-    assert await _refusal(world, B) == "checkpoint_running"
+    answer = await world.controller.begin_checkpoint(B, None)
+    assert answer.refusal == "checkpoint_running" and answer.details == {"checkpoint_id": A}
+    assert answer.reason is not None and "wait for it" in answer.reason and A not in answer.reason
     world.controller.resume_checkpoint(A, None)
     assert await _refusal(world, B) is None
 

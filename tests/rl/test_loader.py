@@ -104,3 +104,35 @@ def test_unknown_rollouts_have_no_prompt(tmp_path: Path) -> None:
     for unknown in ("p4_g0", "p0_g2", "p00_g0"):
         with pytest.raises(KeyError):
             loader.prompt(unknown)
+
+
+@pytest.mark.parametrize(
+    ("agents", "line", "said"),
+    [
+        (["only"], 4, "is for the agent 'gone'; this job has: only."),
+        (["gone", "other"], 1, "names no agent; this job has: gone, other."),
+        ([], 1, "names no agent; this job has: none."),
+    ],
+)
+def test_a_row_for_an_agent_that_is_not_there_is_named_by_file_and_line(
+    tmp_path: Path, agents: list[str], line: int, said: str
+) -> None:
+    """Break: let the only agent have every row, whomever it names."""
+    path = dataset(tmp_path, 2)
+    row = {"responses_create_params": {"input": "secret"}, "agent_ref": {"name": "gone"}}
+    with path.open("a") as file:
+        file.write("\n" + json.dumps(row) + "\n")  # the blank line counts as one
+    loader = Loader.open(_workload(path))
+    with pytest.raises(DatasetInvalid) as caught:
+        loader.demand_agents(agents)
+    assert f"{path}:{line}: the row {said}" in str(caught.value)
+    assert "agent_ref.name" in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_the_only_agent_takes_rows_that_name_it_or_nobody(tmp_path: Path) -> None:
+    path = dataset(tmp_path, 2)
+    row = {"responses_create_params": {"input": "x"}, "agent_ref": {"name": "only"}}
+    with path.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    Loader.open(_workload(path)).demand_agents(["only"])

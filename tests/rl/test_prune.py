@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rl import incarnations
-from rl.errors import RestoreNotFinished, Superseded
+from rl.errors import NoSnapshot, RestoreNotFinished, Superseded
 from rl.manifest import MANIFEST
 from rl.snapshot_folder import SnapshotFolder
 from tests.rl.folder_cases import config_of, save, start_job
@@ -93,6 +93,12 @@ def test_nothing_is_pruned_for_an_older_incarnation_or_during_a_restore(
     assert len(folder.snapshots()) == 3
     with pytest.raises(ValueError, match="keep_latest_k"):
         folder.prune(0)
+
+
+def test_of_a_job_that_never_ran_there_is_nothing_to_prune(folder: SnapshotFolder) -> None:
+    """Break: say that incarnation 0 has not named its origin."""
+    with pytest.raises(NoSnapshot, match=r"nothing to prune: .* never run; `turnpoint run`"):
+        folder.prune(1)
 
 
 def test_numbers_go_on_above_what_prune_deleted(folder: SnapshotFolder) -> None:

@@ -1,6 +1,7 @@
 """The pump: every rollout once, whatever is repeated, refused or lost on the way."""
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from gym.protocol import (
     SessionUncertain,
     staging_key,
 )
-from rl.errors import DataPlaneLost
+from rl.errors import DataPlaneLost, DatasetInvalid
 from rl.messages import JobPhase, Workload
 from rl.recovery_ledger import RunState
 from tests.rl.fakes import AGENT, World, until
@@ -175,6 +176,7 @@ async def test_after_max_runs_the_rollout_is_in_the_rows_once_without_reward(
     assert world.plane.puts == ["p0_g0"]
     assert world.plane.rows["rollout_data"]["p0_g0"].reward is None
     assert world.controller.status().failed == 1
+    assert world.controller.status().failures == {"session_uncertain": 1}
     world.gym.finish("p0_g1")
     await until(lambda: len(world.controller.job.index) == 1)
 
@@ -232,3 +234,13 @@ async def test_reservation_and_loader_place_move_together_under_a_cut(tmp_path: 
         assert world.controller.job.loader.place.place == 0
         assert len(world.controller.job.ledger) == 0
     await until(lambda: len(world.gym.sent) == 4)
+
+
+async def test_a_job_whose_rows_are_for_another_agent_is_not_started(tmp_path: Path) -> None:
+    """Break: rl/controller.py: install whatever the rows name; every rollout fails."""
+    world = World(tmp_path)
+    row = {"responses_create_params": {"input": "x"}, "agent_ref": {"name": "gymnasium_agent"}}
+    world.workload.dataset.write_text(json.dumps(row) + "\n")
+    with pytest.raises(DatasetInvalid, match=r"rows.jsonl:1: .*gymnasium_agent.*simple_agent"):
+        await world.controller.start_fresh(world.workload)
+    assert not world.controller.job.started

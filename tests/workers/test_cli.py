@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from rl.messages import ControllerStatus
 from rl.snapshot_folder import SnapshotFolder
 from tests.rl.folder_cases import config_of, start_job
 from tests.rl.folder_cases import save as save_folder
-from workers import cli
+from tests.workers.test_supervision import status
+from workers import cli, job_runs
 from workers.cli_output import EXIT_FAILED, EXIT_NOT_REACHABLE, EXIT_OK, EXIT_REFUSED, EXIT_USAGE
+from workers.settings import load_settings
 from workers.stack import Stack
 from workers.stack_record import StackRecord
 
@@ -116,7 +119,7 @@ def test_a_save_cannot_be_called_what_means_another_snapshot(
     assert message.startswith("name: ") and "mean something else" in message
 
 
-@pytest.mark.parametrize("command", ["run", "save", "restore", "prune"])
+@pytest.mark.parametrize("command", ["run", "save", "restore", "prune", "list"])
 def test_a_second_job_on_a_stack_is_3_names_both_and_touches_nothing(
     command: str, ended_stack: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -127,6 +130,31 @@ def test_a_second_job_on_a_stack_is_3_names_both_and_touches_nothing(
     assert error["code"] == "other_job"
     assert "'demo'" in error["message"] and "turnpoint up --job-id other" in error["message"]
     assert sorted(path.name for path in ended_stack.iterdir()) == ["logs", "stack.json"]
+
+
+def test_the_snapshots_of_another_job_are_listed_if_it_has_a_folder(
+    ended_stack: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Break: refuse every job but the stack's."""
+    folder = load_settings(state_dir=ended_stack, job_id="other").job_config().job_folder
+    folder.mkdir(parents=True)
+    words = ["list", "--job-id", "other", "--json", "--state-dir", str(ended_stack)]
+    assert cli.run(words) == EXIT_OK
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_a_restore_into_the_running_job_is_refused_and_names_the_ways_out(
+    ended_stack: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def running(*_: object) -> ControllerStatus:
+        return status()
+
+    monkeypatch.setattr(job_runs, "controller_status", running)
+    assert cli.run(["restore", "--json", "--state-dir", str(ended_stack)]) == EXIT_REFUSED
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["code"] == "refused" and "incarnation 3" in error["message"]
+    for way in ("restore --replace", "down", "save"):
+        assert f"`turnpoint {way}`" in error["message"]
 
 
 def test_bad_configuration_is_2_and_names_the_key(

@@ -3,46 +3,14 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.workers.conftest import Began
 from tests.workers.test_supervision import sighting, status
-from workers import cli, cli_run, job_runs
+from workers import cli
 from workers.cli_output import EXIT_OK, EXIT_REFUSED
 from workers.job_sighting import JobSighting
-
-
-class Began(Exception):
-    """The job was begun: the test has seen enough."""
-
-
-@pytest.fixture
-def look(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[JobSighting]:
-    """The first look into Ray, to be appended."""
-    looks: list[JobSighting] = []
-
-    class Watch:
-        def __init__(self, *_: object) -> None:
-            pass
-
-        async def __aenter__(self) -> Watch:
-            return self
-
-        async def __aexit__(self, *_: object) -> None:
-            pass
-
-        async def first(self, _: float) -> JobSighting:
-            return looks[0]
-
-    async def begin(*_: Any, **__: Any) -> job_runs.Begun:
-        raise Began
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli_run, "JobWatch", Watch)
-    monkeypatch.setattr(job_runs, "begin", begin)
-    return looks
 
 
 @pytest.mark.parametrize("words", [[], ["--detach"]])

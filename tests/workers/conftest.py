@@ -1,0 +1,42 @@
+"""What tests of the command line share: looks into Ray that are given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workers import cli_run, job_runs
+from workers.job_sighting import JobSighting
+
+
+class Began(Exception):
+    """The job was begun: the test has seen enough."""
+
+
+@pytest.fixture
+def look(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[JobSighting]:
+    """The first look into Ray, to be appended."""
+    looks: list[JobSighting] = []
+
+    class Watch:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        async def __aenter__(self) -> Watch:
+            return self
+
+        async def __aexit__(self, *_: object) -> None:
+            pass
+
+        async def first(self, _: float) -> JobSighting:
+            return looks[0]
+
+    async def begin(*_: Any, **__: Any) -> job_runs.Begun:
+        raise Began
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli_run, "JobWatch", Watch)
+    monkeypatch.setattr(job_runs, "begin", begin)
+    return looks

@@ -1,0 +1,29 @@
+"""Which phases of a workflow a person is shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from activities.contract import PhaseReport, Progress
+from workers.cli_output import Output
+from workers.cli_phases import Phases
+
+UNDONE = ["unpublish_snapshot", "resume_checkpoint"]
+
+
+def _shown(capsys: pytest.CaptureFixture[str], *phases: str) -> list[str]:
+    done = [PhaseReport(phase=phase, ms=0) for phase in phases]
+    with Phases(Output(as_json=False)) as shown:
+        for number in range(len(done) + 1):
+            shown.show(Progress(phase=None, done=done[:number]))
+    return [line.partition(":")[0] for line in capsys.readouterr().err.splitlines()]
+
+
+def test_a_save_that_never_began_shows_no_undoing(capsys: pytest.CaptureFixture[str]) -> None:
+    """Break: print every phase; `save` without a job says it has resumed a checkpoint."""
+    assert _shown(capsys, *UNDONE) == []
+
+
+def test_the_undoing_of_a_save_that_began_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    phases = ["begin_checkpoint", "close_admission", *UNDONE]
+    assert _shown(capsys, *phases) == phases
