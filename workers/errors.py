@@ -13,6 +13,7 @@ WorkerRoomError                the next step is in the sentence
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar
 
 
@@ -79,6 +80,14 @@ class NotRunning(WorkerRoomError):
 
     exit_code = 4
     code = "not_running"
+
+
+def no_stack(folder: Path) -> NotRunning:
+    """Nothing was ever started in a state folder, and the settings name no other fleet."""
+    return NotRunning(
+        f"no stack in {folder}; start one with `turnpoint up` (for another fleet set "
+        "TURNPOINT_SERVERS)"
+    )
 
 
 class Stopped(WorkerRoomError):

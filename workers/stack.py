@@ -23,12 +23,12 @@ from pydantic import ValidationError
 
 from workers import ray_head
 from workers.errors import (
-    NotRunning,
     ProcessFailed,
     Refused,
     SettingsError,
     StackBusy,
     Stopped,
+    no_stack,
 )
 from workers.key_files import ensure_key_files
 from workers.policy_url import demand_policy
@@ -79,7 +79,7 @@ class Stack:
     def _need_record(self) -> StackRecord:
         record = self.record()
         if record is None:
-            raise NotRunning(f"no stack in {self._folder}; start one with `turnpoint up`")
+            raise no_stack(self._folder)
         return record
 
     def _write(self, record: StackRecord) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from importlib import metadata
 from pathlib import Path
 
@@ -26,6 +27,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("TURNPOINT_"):
             monkeypatch.delenv(name)
+    monkeypatch.delenv("TEMPORAL_ADDRESS", raising=False)
     monkeypatch.chdir(tmp_path)
 
 
@@ -85,14 +87,39 @@ def test_wrong_usage_is_2(words: list[str], capsys: pytest.CaptureFixture[str]) 
     assert captured.err.startswith("turnpoint: ")
 
 
-@pytest.mark.parametrize("command", ["status"])
-def test_without_a_stack_it_says_how_to_start_one(
-    command: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("status", "status --follow", "run", "run --detach", "save", "restore"),
+        *("restore --replace", "prune", "list", "inspect", "verify"),
+    ],
+)
+def test_without_a_stack_every_command_says_at_once_how_to_start_one(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.run([command, "--json"]) == EXIT_NOT_REACHABLE
+    """Break: leave it to the first look into Ray (60 s), or to Temporal's default address."""
+    began = time.monotonic()
+    assert cli.run([*command.split(), "--json"]) == EXIT_NOT_REACHABLE
+    assert time.monotonic() - began < 5
     error = json.loads(capsys.readouterr().out)["error"]
     assert error["code"] == "not_running"
-    assert "turnpoint up" in error["message"]
+    assert error["message"].startswith(
+        f"no stack in {tmp_path / '.turnpoint'}; start one with `turnpoint up`"
+    )
+    assert not (tmp_path / ".turnpoint").exists()
+
+
+def test_a_snapshot_root_is_enough_to_look_at_snapshots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Break: ask for the whole configuration of the job."""
+    config = config_of(tmp_path)
+    start_job(config)
+    save_folder(SnapshotFolder(config), "00000001")
+    monkeypatch.setenv("TURNPOINT_SNAPSHOT_ROOT", str(config.snapshot_root))
+    for command in ("list", "verify"):
+        assert cli.run([command, "--json", "--job-id", config.job_id]) == EXIT_OK
+        assert "snapshot_000001" in capsys.readouterr().out
 
 
 def test_down_of_nothing_is_fine(capsys: pytest.CaptureFixture[str]) -> None:
