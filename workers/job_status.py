@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
@@ -37,6 +38,8 @@ class JobView(BaseModel):
     """Newest first."""
     problems: dict[str, str] = {}
     """Why a Gym server has no phase, by name: the error's code, and what to do."""
+    being_raised: str | None = None
+    """Which incarnation somebody is bringing to life, in words."""
 
     @property
     def is_alive(self) -> bool:
@@ -46,6 +49,11 @@ class JobView(BaseModel):
     def sentence(self) -> str:
         """One line for a person."""
         controller = self.controller
+        if self.being_raised is not None and not self.is_alive:
+            return (
+                f"job {self.job_id}: {self.being_raised}; `turnpoint status --follow` waits for "
+                "it. If nobody works on it any more, `turnpoint run` begins the next one"
+            )
         if controller is None:
             newest = self.snapshots[0] if self.snapshots else "none"
             return f"job {self.job_id}: not running; newest snapshot: {newest}"
@@ -55,6 +63,15 @@ class JobView(BaseModel):
             f"{controller.finished} of {controller.rollouts_total} finished, "
             f"{controller.running} running, {controller.failed} failed"
         )
+
+
+def being_raised(job_folder: Path) -> str | None:
+    """`incarnation k is being restored`: claimed, and without a line of its own yet."""
+    number = incarnations.not_begun(job_folder)
+    if number is None:
+        return None
+    by_workflow = "workflow_id" in incarnations.owner(job_folder, number)
+    return f"incarnation {number} is being {'restored' if by_workflow else 'started'}"
 
 
 def use_ray_of(settings: Settings) -> None:
@@ -89,6 +106,7 @@ async def _look(settings: Settings, with_controller: bool) -> JobView:
     return JobView(
         job_id=config.job_id,
         incarnation=incarnations.newest(config.job_folder),
+        being_raised=being_raised(config.job_folder) if with_controller else None,
         controller=controller,
         phases=phases,
         problems=problems,
