@@ -15,6 +15,7 @@ from rl.errors import OtherJob
 from workers.cli_output import EXIT_FAILED, EXIT_NOT_REACHABLE, Output
 from workers.cli_phases import Phases
 from workers.doctor import examine
+from workers.errors import stack_is_down
 from workers.following import follow_to_the_end
 from workers.job_status import look_at_job
 from workers.processes import log_tail
@@ -118,10 +119,11 @@ def status(
     running = stack.status()
     record = stack.record()
     assert record is not None  # status() has read it
+    up, down = any(running.values()), stack_is_down(settings.state_dir)
     # Without a cluster that answers there is no controller to ask.
-    view = look_at_job(settings, with_controller=running.get("ray", bool(running)))
+    view = look_at_job(settings, with_controller=running.get("ray", up), with_servers=up)
     body = {**_shown_record(record), "running": running, "job": view.model_dump(mode="json")}
-    output.result(body, _processes_table(record, running))
+    output.result(body, _processes_table(record, running) if up else str(down))
     output.line(view.sentence())
     for name, problem in view.problems.items():
         output.line(f"{name}: {problem}")

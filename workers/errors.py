@@ -90,6 +90,11 @@ def no_stack(folder: Path) -> NotRunning:
     )
 
 
+def stack_is_down(folder: Path) -> NotRunning:
+    """A stack was started in a state folder, and none of its processes runs."""
+    return NotRunning(f"the stack in {folder} is down; `turnpoint up` starts it")
+
+
 class Stopped(WorkerRoomError):
     """The stack was ended with `turnpoint down` while something still worked on its job."""
 

@@ -89,20 +89,26 @@ def use_ray_of(settings: Settings) -> None:
     logging.getLogger("ray._private.worker").setLevel(logging.ERROR)
 
 
-def look_at_job(settings: Settings, *, with_controller: bool = True) -> JobView:
+def look_at_job(
+    settings: Settings, *, with_controller: bool = True, with_servers: bool = True
+) -> JobView:
     """Ask everybody once. Blocks; what does not answer is None.
 
     Args:
         settings: Of the job.
         with_controller: Ask the controller too (needs a Ray cluster that answers).
+        with_servers: Ask the Gym servers too.
     """
-    return asyncio.run(_look(settings, with_controller))
+    return asyncio.run(_look(settings, with_controller, with_servers))
 
 
-async def _look(settings: Settings, with_controller: bool) -> JobView:
+async def _look(settings: Settings, with_controller: bool, with_servers: bool) -> JobView:
     config = settings.job_config()
     controller = await controller_status(settings, config) if with_controller else None
-    phases, problems = await _gym_phases(settings, config)
+    phases: dict[str, Phase | None] = {server.name: None for server in config.servers}
+    problems: dict[str, str] = {}
+    if with_servers:
+        phases, problems = await _gym_phases(settings, config)
     return JobView(
         job_id=config.job_id,
         incarnation=incarnations.newest(config.job_folder),

@@ -122,6 +122,21 @@ def test_a_snapshot_root_is_enough_to_look_at_snapshots(
         assert "snapshot_000001" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_status_of_a_stack_that_is_down_says_so_first_and_asks_nobody(
+    words: list[str], ended_stack: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Break: show its table, and every server that does not answer."""
+    assert cli.run(["status", "--state-dir", str(ended_stack), *words]) == EXIT_NOT_REACHABLE
+    shown = capsys.readouterr()
+    if words:
+        body = json.loads(shown.out)
+        assert (body["running"], body["job"]["problems"]) == ({}, {})
+    else:
+        assert shown.out == f"the stack in {ended_stack} is down; `turnpoint up` starts it\n"
+        assert shown.err == "job demo: not running; newest snapshot: none\n"
+
+
 def test_down_of_nothing_is_fine(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["down", "--json"]) == EXIT_OK
     assert json.loads(capsys.readouterr().out) == {"ended": 0}
