@@ -25,7 +25,7 @@ from activities.contract import (
 )
 from activities.schedule import set_schedule
 from gym.protocol import Phase
-from rl.errors import NoSnapshot
+from rl.errors import NoSnapshot, RayUnreachable
 from rl.messages import ControllerStatus, JobConfig, Workload
 from rl.snapshot_folder import SnapshotFolder
 from workers import ray_side
@@ -33,6 +33,7 @@ from workers.errors import NotRunning, Refused
 from workers.job_status import controller_status
 from workers.mending import Mender
 from workers.settings import Settings
+from workers.stack import Stack
 from workers.temporal import connect
 from workers.workflow_runs import Shown, WorkflowFailed, follow, start, workflow_id
 
@@ -225,8 +226,14 @@ async def demand_no_job(settings: Settings) -> None:
 
     Raises:
         Refused: It does.
+        NotRunning: The cluster does not answer because the stack is down.
+        RayUnreachable: It does not answer at the address that is named.
     """
-    now = await controller_status(settings, settings.job_config())
+    try:
+        now = await controller_status(settings, settings.job_config())
+    except RayUnreachable as error:
+        Stack(settings).refuse_if_down()
+        raise RayUnreachable(f"{error.message} (ray_address: {settings.ray_address})") from None
     if now is not None and not now.state.is_over:
         raise Refused(
             f"job {now.job_id} runs already as incarnation {now.incarnation}; `turnpoint down` "

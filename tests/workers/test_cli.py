@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from rl.errors import RayUnreachable
 from rl.snapshot_folder import SnapshotFolder
 from tests.rl.folder_cases import config_of, start_job
 from tests.rl.folder_cases import save as save_folder
-from workers import cli
+from workers import cli, job_runs
 from workers.cli_output import EXIT_FAILED, EXIT_NOT_REACHABLE, EXIT_OK, EXIT_REFUSED, EXIT_USAGE
 from workers.stack import Stack
 from workers.stack_record import StackRecord
@@ -135,6 +136,33 @@ def test_status_of_a_stack_that_is_down_says_so_first_and_asks_nobody(
     else:
         assert shown.out == f"the stack in {ended_stack} is down; `turnpoint up` starts it\n"
         assert shown.err == "job demo: not running; newest snapshot: none\n"
+
+
+def test_a_restore_without_ray_says_that_the_stack_is_down_else_which_address_is_silent(
+    ended_stack: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Break: let Ray's own refusal rise."""
+
+    async def nobody_there(*_: object) -> None:
+        raise RayUnreachable("nobody listens at RAY_ADDRESS")
+
+    monkeypatch.setattr(job_runs, "controller_status", nobody_there)
+    words = ["restore", "--json", "--state-dir", str(ended_stack)]
+    assert cli.run(words) == EXIT_NOT_REACHABLE
+    assert json.loads(capsys.readouterr().out)["error"] == {
+        "code": "not_running",
+        "message": f"the stack in {ended_stack} is down; `turnpoint up` starts it",
+    }
+    record = json.loads((ended_stack / "stack.json").read_text())
+    (ended_stack / "stack.json").unlink()
+    for name in ("servers", "policy_url", "generation_port"):
+        value = record["settings"][name]
+        given = value if isinstance(value, str) else json.dumps(value)
+        monkeypatch.setenv(f"TURNPOINT_{name.upper()}", given)
+    monkeypatch.setenv("TURNPOINT_RAY_ADDRESS", "127.0.0.1:26905")
+    assert cli.run(words) == EXIT_NOT_REACHABLE
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["code"] == "ray_unreachable" and "127.0.0.1:26905" in error["message"]
 
 
 def test_down_of_nothing_is_fine(capsys: pytest.CaptureFixture[str]) -> None:
