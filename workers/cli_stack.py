@@ -12,10 +12,11 @@ import typer
 from rich.table import Table
 
 from rl.errors import OtherJob
+from workers.chronicle import LOG_NAME
 from workers.cli_output import EXIT_FAILED, EXIT_NOT_REACHABLE, Output
 from workers.cli_phases import Phases
 from workers.doctor import examine
-from workers.errors import stack_is_down
+from workers.errors import NotRunning, stack_is_down
 from workers.following import follow_to_the_end
 from workers.job_status import look_at_job
 from workers.processes import log_tail
@@ -146,6 +147,11 @@ def logs(
     folder = settings.state_dir / "logs"
     log = folder / f"{name}.log"
     if not log.is_file():
+        if name == LOG_NAME:
+            raise NotRunning(
+                "nobody has supervised the job here: `turnpoint run` without --detach does, and "
+                "keeps this log"
+            )
         known = ", ".join(sorted(path.stem for path in folder.glob("*.log"))) or "none yet"
         raise typer.BadParameter(f"no log of {name!r}; there are: {known}")
     tail = log_tail(log, lines)

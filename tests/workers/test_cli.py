@@ -247,6 +247,16 @@ def test_logs_prints_the_end_and_names_what_there_is(
     assert "there are: counter" in capsys.readouterr().err
 
 
+def test_without_a_supervisor_its_log_says_who_would_supervise(
+    ended_stack: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Break: treat it as a wrong name."""
+    words = ["logs", "supervisor", "--state-dir", str(ended_stack)]
+    assert cli.run(words) == EXIT_NOT_REACHABLE
+    said = capsys.readouterr().err
+    assert "nobody has supervised the job" in said and "without --detach" in said
+
+
 def test_interrupt_is_130_and_says_that_everything_goes_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
