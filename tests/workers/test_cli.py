@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
+import tomllib
 from importlib import metadata
 from pathlib import Path
 
@@ -19,6 +22,8 @@ from workers.cli_output import EXIT_FAILED, EXIT_NOT_REACHABLE, EXIT_OK, EXIT_RE
 from workers.stack import Stack
 from workers.stack_record import StackRecord
 
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
+PROGRAM = tomllib.loads(PYPROJECT.read_text())["project"]["scripts"]["turnpoint"].split(":")[0]
 STACK = ["up", "down", "status", "logs", "doctor"]
 COMMANDS = [*STACK, "run", "save", "restore", "prune", "list", "inspect", "verify"]
 
@@ -266,3 +271,29 @@ def test_interrupt_is_130_and_says_that_everything_goes_on(
     monkeypatch.setattr(Stack, "down", interrupted)
     assert cli.run(["down"]) == 130
     assert "go on as they are" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["save"], ["save", "--json"]])
+def test_an_interrupt_during_the_imports_is_130_and_one_line(words: list[str]) -> None:
+    """Break: name `workers.cli:main` as the program."""
+    program = (
+        "import os, signal, sys\n"
+        "class Interrupts:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'workers.cli_output':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupts())\n"
+        f"sys.argv[1:] = {words}\n"
+        f"from {PROGRAM} import main\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    said = "interrupted before anything was done"
+    assert done.returncode == 130
+    if "--json" in words:
+        assert json.loads(done.stdout) == {"error": {"code": "interrupted", "message": said}}
+        assert done.stderr == ""
+    else:
+        assert (done.stdout, done.stderr) == ("", f"turnpoint: {said}\n")
