@@ -38,6 +38,7 @@ from workers.temporal import connect
 from workers.workflow_runs import Shown, WorkflowFailed, follow, start, workflow_id
 
 Result = TypeVar("Result", bound=BaseModel)
+Started = Callable[[str], None]
 
 FOLLOW_EVERY_S = 0.5
 REFUSALS = {
@@ -45,6 +46,10 @@ REFUSALS = {
     *("data_plane_busy", "no_space", "server_unfit", "job_finished", "job_alive"),
 }
 """Failure types that say "not now" rather than "it went wrong": exit code 3."""
+
+
+def _nobody(workflow_id: str) -> None:
+    """Nobody wants to know."""
 
 
 class NotNow(Refused):
@@ -127,7 +132,7 @@ async def save(
     settings: Settings,
     given: SaveInput,
     shown: Shown,
-    started: Callable[[], None] = lambda: None,
+    started: Started = _nobody,
 ) -> SaveResult:
     """Run `SaveSnapshot` and follow it.
 
@@ -135,7 +140,7 @@ async def save(
         settings: Of the job.
         given: Input of the workflow.
         shown: Told its phases.
-        started: Told that Temporal has it: from here it goes on by itself.
+        started: Told its id once Temporal has it: from here it goes on by itself.
 
     Raises:
         Refused: The controller refuses a save now.
@@ -144,7 +149,7 @@ async def save(
     client = await connect(settings)
     id = workflow_id(given.job_id, "save", given.name)
     handle = await start(client, "SaveSnapshot", given, id)
-    started()
+    started(id)
     return await _telling_refusals(follow(handle, SaveResult, shown))
 
 
@@ -161,19 +166,33 @@ async def prune(settings: Settings, given: PruneInput, shown: Shown) -> PruneRes
 
 
 async def restore(
-    settings: Settings, given: RestoreInput, shown: Shown, *, mender: Mender | None = None
+    settings: Settings,
+    given: RestoreInput,
+    shown: Shown,
+    *,
+    started: Started = _nobody,
+    mender: Mender | None = None,
 ) -> RestoreResult:
     """Run `RestoreSnapshot` and follow it.
 
     A local stack's Gym servers that do not await a restore are restarted for it, once the
     incarnation is claimed: until then nothing of a live job is touched.
 
+    Args:
+        settings: Of the job.
+        given: Input of the workflow.
+        shown: Told its phases.
+        started: As in `save`.
+        mender: As in `begin`.
+
     Raises:
         Refused: A live job is in the way, and `replace` was not asked for.
         WorkflowFailed: It failed.
     """
     client: Client = await connect(settings)
-    handle = await start(client, "RestoreSnapshot", given, workflow_id(given.job_id, "restore"))
+    id = workflow_id(given.job_id, "restore")
+    handle = await start(client, "RestoreSnapshot", given, id)
+    started(id)
     claimed = asyncio.Event()
 
     def looked(progress: Progress) -> None:

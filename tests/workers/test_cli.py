@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 import tomllib
 from importlib import metadata
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -271,6 +274,43 @@ def test_interrupt_is_130_and_says_that_everything_goes_on(
     monkeypatch.setattr(Stack, "down", interrupted)
     assert cli.run(["down"]) == 130
     assert "go on as they are" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["save"], ["restore", "--replace"]])
+@pytest.mark.parametrize("ui", ["http://127.0.0.1:26906", None])
+def test_an_interrupted_save_or_restore_names_the_workflow_that_goes_on(
+    words: list[str],
+    ui: str | None,
+    ended_stack: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Break: leave it to the sentence that holds for every command."""
+    ids: list[str] = []
+
+    async def connected(*_: object) -> None:
+        pass
+
+    async def begun(client: object, workflow: str, given: object, id: str) -> None:
+        ids.append(id)
+
+    async def interrupted(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(job_runs, "connect", connected)
+    monkeypatch.setattr(job_runs, "start", begun)
+    monkeypatch.setattr(job_runs, "follow", interrupted)
+    if ui is not None:
+        monkeypatch.setenv("TURNPOINT_TEMPORAL_UI", ui)
+    assert cli.run([*words, "--json", "--state-dir", str(ended_stack)]) == 130
+    error = json.loads(capsys.readouterr().out)["error"]
+    page = f"{ui}/namespaces/default/workflows/{quote(ids[0], safe='')}"
+    where = "look at it, or cancel it, in the Temporal UI" if ui is None else page
+    assert error == {
+        "code": "interrupted",
+        "message": f"interrupted; workflow {ids[0]} goes on: {where}",
+    }
 
 
 @pytest.mark.parametrize("words", [["save"], ["save", "--json"]])
