@@ -54,6 +54,12 @@ def newest(job_folder: Path) -> int:
     return max(_numbers(job_folder, _CLAIM), default=0)
 
 
+def not_begun(job_folder: Path) -> int | None:
+    """The newest incarnation if it is claimed and has no line of its own yet, else None."""
+    number = newest(job_folder)
+    return number if number and number not in _numbers(job_folder, _ORIGIN) else None
+
+
 def demand_newest(job_folder: Path, incarnation: int) -> None:
     """Raise `Superseded` unless `incarnation` is the newest."""
     found = newest(job_folder)

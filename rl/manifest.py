@@ -20,7 +20,7 @@ from pydantic import Field
 from gym.protocol import SCHEMA_VERSION, Wire, WrittenFile, canonical_json, digest_of
 from gym.protocol.records import OperationId, Sha256
 from rl.errors import FolderError, SnapshotDamaged
-from rl.messages import JobConfig, JobId, SnapshotFolder, Topology
+from rl.messages import JobId, SnapshotFolder, SnapshotPlace, Topology
 
 MANIFEST = "manifest.json"
 BOOTSTRAP = "bootstrap"
@@ -65,7 +65,7 @@ class SnapshotManifest(Wire):
         return canonical_json(self.model_dump(mode="json"))
 
 
-def read_key(config: JobConfig) -> bytes | None:
+def read_key(config: SnapshotPlace) -> bytes | None:
     """The key of the HMAC, if one is configured.
 
     Raises:

@@ -68,15 +68,25 @@ Servers = Annotated[list[ServerConfig], AfterValidator(_told_apart)]
 """A server's name is its folder in a snapshot: no two are the same."""
 
 
-class JobConfig(Wire):
-    """What every process of a job knows about it. Credentials are named by file."""
+class SnapshotPlace(Wire):
+    """Where a job's snapshots lie, and what their seals are checked with."""
 
     job_id: JobId
     snapshot_root: Path
     """Absolute; the job's snapshots lie in `<snapshot_root>/<job_id>`."""
-    control_token_file: Path
     snapshot_key_file: Path | None = None
     """Key of the manifest's HMAC; without it only damage is promised to be found."""
+
+    @property
+    def job_folder(self) -> Path:
+        """`<snapshot_root>/<job_id>`."""
+        return self.snapshot_root / self.job_id
+
+
+class JobConfig(SnapshotPlace):
+    """What every process of a job knows about it. Credentials are named by file."""
+
+    control_token_file: Path
     servers: Servers
     policy_url: BaseUrl
     """Base URL of vLLM (or of the scripted policy), ending in `/v1`."""
@@ -90,11 +100,6 @@ class JobConfig(Wire):
     restore_wait_s: Seconds = 120
     data_plane_timeout_s: Seconds = 20
     max_runs: int = Field(default=3, ge=1)
-
-    @property
-    def job_folder(self) -> Path:
-        """`<snapshot_root>/<job_id>`."""
-        return self.snapshot_root / self.job_id
 
 
 class Workload(Wire):

@@ -44,7 +44,7 @@ from rl.manifest import (
     read_manifest,
     verify_manifest,
 )
-from rl.messages import JobConfig
+from rl.messages import SnapshotPlace
 
 
 class Reserved(NamedTuple):
@@ -64,7 +64,7 @@ class Pruned(NamedTuple):
 class SnapshotFolder:
     """All snapshots of one job, on disk."""
 
-    def __init__(self, config: JobConfig) -> None:
+    def __init__(self, config: SnapshotPlace) -> None:
         """Look at `<snapshot_root>/<job_id>`; nothing is created or read yet."""
         self._config = config
         self._names = JobFolder(config.job_folder)

@@ -128,13 +128,9 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def main() -> None:
-    """Entry point of the program."""
+    """Run the program's arguments, and end the process (see `workers.__main__`)."""
     code = run(sys.argv[1:])
     flush()
     # Not sys.exit: with Temporal's runtime loaded, the interpreter's own shutdown can abort
     # (SIGABRT, sdk-python issue 300) and would replace the exit code.
     os._exit(code)
-
-
-if __name__ == "__main__":
-    main()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -21,6 +23,7 @@ from workers import job_runs
 from workers.cli_output import EXIT_REFUSED, Output
 from workers.cli_phases import Phases, restored
 from workers.cli_stack import AsJson, JobOption, StateDir, settings_of_job
+from workers.errors import Interrupted
 from workers.settings import Settings
 
 
@@ -40,8 +43,8 @@ def save(
     output = Output(as_json)
     settings = settings_of_job(job_id, state_dir)
     given = SaveInput(job_id=settings.job_id, name=name)
-    with Phases(output) as phases:
-        result = asyncio.run(job_runs.save(settings, given, phases.show))
+    with _naming_what_goes_on(settings) as started, Phases(output) as phases:
+        result = asyncio.run(job_runs.save(settings, given, phases.show, started))
     output.result(result, _saved(result))
     if result.outcome is SaveOutcome.SKIPPED:
         raise typer.Exit(EXIT_REFUSED)
@@ -74,8 +77,8 @@ def restore(
     output = Output(as_json)
     settings = settings_of_job(job_id, state_dir)
     given = RestoreInput(job_id=settings.job_id, snapshot=to, strict=strict, replace=replace)
-    with Phases(output) as phases:
-        result = asyncio.run(_restore(settings, given, phases))
+    with _naming_what_goes_on(settings) as started, Phases(output) as phases:
+        result = asyncio.run(_restore(settings, given, phases, started))
     output.line(restored(result))
     output.result(result, _continued(result))
 
@@ -115,10 +118,24 @@ def prune(
     output.result(result, _pruned(result))
 
 
-async def _restore(settings: Settings, given: RestoreInput, phases: Phases) -> RestoreResult:
+@contextmanager
+def _naming_what_goes_on(settings: Settings) -> Iterator[job_runs.Started]:
+    """Ctrl-C names the workflow that was started, if one was."""
+    begun: list[str] = []
+    try:
+        yield begun.append
+    except KeyboardInterrupt:
+        if not begun:
+            raise
+        raise Interrupted(begun[-1], settings.temporal_ui) from None
+
+
+async def _restore(
+    settings: Settings, given: RestoreInput, phases: Phases, started: job_runs.Started
+) -> RestoreResult:
     if not given.replace:
         await job_runs.demand_no_job(settings)
-    return await job_runs.restore(settings, given, phases.show)
+    return await job_runs.restore(settings, given, phases.show, started=started)
 
 
 def _saved(result: SaveResult) -> str:

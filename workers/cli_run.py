@@ -71,6 +71,7 @@ def run(
     """
     output = Output(as_json)
     settings = settings_of_job(job_id, state_dir)
+    settings.demand_fleet()
     workload = Workload(
         dataset=(rows or example_rows()).absolute(),
         generations=generations,

@@ -133,7 +133,7 @@ def _with_next_step(error: SnapshotDamaged | DigestMismatch) -> SnapshotDamaged:
 
 
 def _folder(settings: Settings) -> SnapshotFolder:
-    return SnapshotFolder(settings.job_config())
+    return SnapshotFolder(settings.snapshot_place())
 
 
 def _named(folder: SnapshotFolder, wanted: str) -> str:

@@ -12,9 +12,11 @@ import typer
 from rich.table import Table
 
 from rl.errors import OtherJob
+from workers.chronicle import LOG_NAME
 from workers.cli_output import EXIT_FAILED, EXIT_NOT_REACHABLE, Output
 from workers.cli_phases import Phases
 from workers.doctor import examine
+from workers.errors import NotRunning, stack_is_down
 from workers.failed_rollouts import all_failed, ended, next_step
 from workers.following import follow_to_the_end
 from workers.job_status import look_at_job
@@ -119,10 +121,11 @@ def status(
     running = stack.status()
     record = stack.record()
     assert record is not None  # status() has read it
+    up, down = any(running.values()), stack_is_down(settings.state_dir)
     # Without a cluster that answers there is no controller to ask.
-    view = look_at_job(settings, with_controller=running.get("ray", bool(running)))
+    view = look_at_job(settings, with_controller=running.get("ray", up), with_servers=up)
     body = {**_shown_record(record), "running": running, "job": view.model_dump(mode="json")}
-    output.result(body, _processes_table(record, running))
+    output.result(body, _processes_table(record, running) if up else str(down))
     output.line(view.sentence())
     for name, problem in view.problems.items():
         output.line(f"{name}: {problem}")
@@ -145,6 +148,11 @@ def logs(
     folder = settings.state_dir / "logs"
     log = folder / f"{name}.log"
     if not log.is_file():
+        if name == LOG_NAME:
+            raise NotRunning(
+                "nobody has supervised the job here: `turnpoint run` without --detach does, and "
+                "keeps this log"
+            )
         known = ", ".join(sorted(path.stem for path in folder.glob("*.log"))) or "none yet"
         raise typer.BadParameter(f"no log of {name!r}; there are: {known}")
     tail = log_tail(log, lines)
@@ -169,6 +177,7 @@ def doctor(state_dir: StateDir = None, as_json: AsJson = False) -> None:
 
 
 def _follow_job(settings: Settings, output: Output) -> None:
+    settings.demand_fleet()
     with Phases(output) as phases:
         end = asyncio.run(follow_to_the_end(settings, phases.job, output.line))
     sentence = ended(end.state, end.finished, end.failed, end.failures)

@@ -186,7 +186,7 @@ def _begin(settings: Settings, *words: str) -> subprocess.Popen[bytes]:
     screen.print(f"  $ turnpoint {' '.join(words)}", style="bold", markup=False)
     where = ("--json", "--state-dir", str(settings.state_dir))
     return subprocess.Popen(
-        [sys.executable, "-m", "workers.cli", *words, *where], stdout=subprocess.PIPE
+        [sys.executable, "-m", "workers", *words, *where], stdout=subprocess.PIPE
     )
 
 

@@ -6,6 +6,7 @@ WorkerRoomError                the next step is in the sentence
 ├── ProcessFailed              a process of the stack ended or did not get ready in time
 ├── StackBusy                  another `up` or `down` works on this state folder
 ├── Stopped                    the stack was ended on purpose; nothing is brought back
+├── Interrupted                Ctrl-C of a command whose workflow goes on
 ├── NotRunning                 nothing answers: the stack is not up
 └── Refused                    the job is in a state in which the command makes no sense
     └── FinishedAlready        `run` has nothing to do: exit code 0, nothing is touched
@@ -13,7 +14,9 @@ WorkerRoomError                the next step is in the sentence
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar
+from urllib.parse import quote
 
 
 class WorkerRoomError(Exception):
@@ -74,11 +77,42 @@ class FinishedAlready(Refused):
         )
 
 
+class Interrupted(WorkerRoomError):
+    """Ctrl-C ended the looking on at a workflow.
+
+    Args:
+        workflow_id: The one that goes on.
+        ui: Address of the Temporal UI, if it is known.
+    """
+
+    exit_code = 130
+    code = "interrupted"
+
+    def __init__(self, workflow_id: str, ui: str | None) -> None:
+        """Say where it can be looked at."""
+        page = f"{ui}/namespaces/default/workflows/{quote(workflow_id, safe='')}"
+        where = page if ui is not None else "look at it, or cancel it, in the Temporal UI"
+        super().__init__(f"interrupted; workflow {workflow_id} goes on: {where}")
+
+
 class NotRunning(WorkerRoomError):
     """What the command needs does not answer."""
 
     exit_code = 4
     code = "not_running"
+
+
+def no_stack(folder: Path) -> NotRunning:
+    """Nothing was ever started in a state folder, and the settings name no other fleet."""
+    return NotRunning(
+        f"no stack in {folder}; start one with `turnpoint up` (for another fleet set "
+        "TURNPOINT_SERVERS)"
+    )
+
+
+def stack_is_down(folder: Path) -> NotRunning:
+    """A stack was started in a state folder, and none of its processes runs."""
+    return NotRunning(f"the stack in {folder} is down; `turnpoint up` starts it")
 
 
 class Stopped(WorkerRoomError):

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from rl.messages import ControllerStatus, JobPhase
 from workers.errors import NotRunning
+from workers.job_status import being_raised
 from workers.ray_side import JobWatch
 from workers.settings import Settings
 
@@ -28,9 +29,10 @@ async def follow_to_the_end(
     """Look at the job until it has finished.
 
     Args:
-        settings: Of the job. One that is lost is waited for during `restore_wait_s`.
+        settings: Of the job. One that is lost, or is being restored at the first look, is waited
+            for during `restore_wait_s`.
         shown: Told each status.
-        told: Told in a line that it was lost, and that it lives again.
+        told: Told in a line that it is waited for, and that it lives again.
 
     Returns:
         The last status: finished, or failed and brought back by nobody.
@@ -46,15 +48,19 @@ async def follow_to_the_end(
             seen = watch.seen
             now = seen.controller if seen is not None else None
             if now is not None and now.state is not JobPhase.FAILED:
-                if lost_since is not None and last is not None:
+                if lost_since is not None:
                     told(f"it lives again, as incarnation {now.incarnation}")
                 last, lost_since = now, None
                 shown(now)
                 if now.state is JobPhase.FINISHED:
                     return now
-            elif last is None:
+            elif last is None and lost_since is None:
                 if seen is not None or time.monotonic() - began > FIRST_LOOK_S:
-                    raise NotRunning("no job is running; `turnpoint run` starts or restores it")
+                    raised = being_raised(settings.snapshot_place().job_folder)
+                    if raised is None:
+                        raise NotRunning("no job is running; `turnpoint run` starts or restores it")
+                    lost_since = time.monotonic()
+                    told(f"{raised}; waiting {settings.restore_wait_s:g} s for it")
             elif seen is not None and seen.silent:
                 pass  # it is there
             elif lost_since is None:

@@ -25,7 +25,7 @@ from activities.contract import (
 )
 from activities.schedule import set_schedule
 from gym.protocol import Phase
-from rl.errors import NoSnapshot
+from rl.errors import NoSnapshot, RayUnreachable
 from rl.messages import ControllerStatus, JobConfig, Workload
 from rl.snapshot_folder import SnapshotFolder
 from workers import ray_side
@@ -33,10 +33,12 @@ from workers.errors import NotRunning, Refused
 from workers.job_status import controller_status
 from workers.mending import Mender
 from workers.settings import Settings
+from workers.stack import Stack
 from workers.temporal import connect
 from workers.workflow_runs import Shown, WorkflowFailed, follow, start, workflow_id
 
 Result = TypeVar("Result", bound=BaseModel)
+Started = Callable[[str], None]
 
 FOLLOW_EVERY_S = 0.5
 REFUSALS = {
@@ -44,6 +46,10 @@ REFUSALS = {
     *("data_plane_busy", "no_space", "server_unfit", "job_finished", "job_alive"),
 }
 """Failure types that say "not now" rather than "it went wrong": exit code 3."""
+
+
+def _nobody(workflow_id: str) -> None:
+    """Nobody wants to know."""
 
 
 class NotNow(Refused):
@@ -126,7 +132,7 @@ async def save(
     settings: Settings,
     given: SaveInput,
     shown: Shown,
-    started: Callable[[], None] = lambda: None,
+    started: Started = _nobody,
 ) -> SaveResult:
     """Run `SaveSnapshot` and follow it.
 
@@ -134,7 +140,7 @@ async def save(
         settings: Of the job.
         given: Input of the workflow.
         shown: Told its phases.
-        started: Told that Temporal has it: from here it goes on by itself.
+        started: Told its id once Temporal has it: from here it goes on by itself.
 
     Raises:
         Refused: The controller refuses a save now.
@@ -143,7 +149,7 @@ async def save(
     client = await connect(settings)
     id = workflow_id(given.job_id, "save", given.name)
     handle = await start(client, "SaveSnapshot", given, id)
-    started()
+    started(id)
     return await _telling_refusals(follow(handle, SaveResult, shown))
 
 
@@ -160,19 +166,33 @@ async def prune(settings: Settings, given: PruneInput, shown: Shown) -> PruneRes
 
 
 async def restore(
-    settings: Settings, given: RestoreInput, shown: Shown, *, mender: Mender | None = None
+    settings: Settings,
+    given: RestoreInput,
+    shown: Shown,
+    *,
+    started: Started = _nobody,
+    mender: Mender | None = None,
 ) -> RestoreResult:
     """Run `RestoreSnapshot` and follow it.
 
     A local stack's Gym servers that do not await a restore are restarted for it, once the
     incarnation is claimed: until then nothing of a live job is touched.
 
+    Args:
+        settings: Of the job.
+        given: Input of the workflow.
+        shown: Told its phases.
+        started: As in `save`.
+        mender: As in `begin`.
+
     Raises:
         Refused: A live job is in the way, and `replace` was not asked for.
         WorkflowFailed: It failed.
     """
     client: Client = await connect(settings)
-    handle = await start(client, "RestoreSnapshot", given, workflow_id(given.job_id, "restore"))
+    id = workflow_id(given.job_id, "restore")
+    handle = await start(client, "RestoreSnapshot", given, id)
+    started(id)
     claimed = asyncio.Event()
 
     def looked(progress: Progress) -> None:
@@ -225,8 +245,14 @@ async def demand_no_job(settings: Settings) -> None:
 
     Raises:
         Refused: It does.
+        NotRunning: The cluster does not answer because the stack is down.
+        RayUnreachable: It does not answer at the address that is named.
     """
-    now = await controller_status(settings, settings.job_config())
+    try:
+        now = await controller_status(settings, settings.job_config())
+    except RayUnreachable as error:
+        Stack(settings).refuse_if_down()
+        raise RayUnreachable(f"{error.message} (ray_address: {settings.ray_address})") from None
     if now is not None and not now.state.is_over:
         raise Refused(
             f"job {now.job_id} runs already as incarnation {now.incarnation}; `turnpoint restore "

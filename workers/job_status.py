@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
@@ -37,6 +38,8 @@ class JobView(BaseModel):
     """Newest first."""
     problems: dict[str, str] = {}
     """Why a Gym server has no phase, by name: the error's code, and what to do."""
+    being_raised: str | None = None
+    """Which incarnation somebody is bringing to life, in words."""
 
     @property
     def is_alive(self) -> bool:
@@ -46,6 +49,11 @@ class JobView(BaseModel):
     def sentence(self) -> str:
         """One line for a person."""
         controller = self.controller
+        if self.being_raised is not None and not self.is_alive:
+            return (
+                f"job {self.job_id}: {self.being_raised}; `turnpoint status --follow` waits for "
+                "it. If nobody works on it any more, `turnpoint run` begins the next one"
+            )
         if controller is None:
             newest = self.snapshots[0] if self.snapshots else "none"
             return f"job {self.job_id}: not running; newest snapshot: {newest}"
@@ -55,6 +63,15 @@ class JobView(BaseModel):
             f"{controller.finished} of {controller.rollouts_total} finished, "
             f"{controller.running} running, {controller.failed} failed"
         )
+
+
+def being_raised(job_folder: Path) -> str | None:
+    """`incarnation k is being restored`: claimed, and without a line of its own yet."""
+    number = incarnations.not_begun(job_folder)
+    if number is None:
+        return None
+    by_workflow = "workflow_id" in incarnations.owner(job_folder, number)
+    return f"incarnation {number} is being {'restored' if by_workflow else 'started'}"
 
 
 def use_ray_of(settings: Settings) -> None:
@@ -72,23 +89,30 @@ def use_ray_of(settings: Settings) -> None:
     logging.getLogger("ray._private.worker").setLevel(logging.ERROR)
 
 
-def look_at_job(settings: Settings, *, with_controller: bool = True) -> JobView:
+def look_at_job(
+    settings: Settings, *, with_controller: bool = True, with_servers: bool = True
+) -> JobView:
     """Ask everybody once. Blocks; what does not answer is None.
 
     Args:
         settings: Of the job.
         with_controller: Ask the controller too (needs a Ray cluster that answers).
+        with_servers: Ask the Gym servers too.
     """
-    return asyncio.run(_look(settings, with_controller))
+    return asyncio.run(_look(settings, with_controller, with_servers))
 
 
-async def _look(settings: Settings, with_controller: bool) -> JobView:
+async def _look(settings: Settings, with_controller: bool, with_servers: bool) -> JobView:
     config = settings.job_config()
     controller = await controller_status(settings, config) if with_controller else None
-    phases, problems = await _gym_phases(settings, config)
+    phases: dict[str, Phase | None] = {server.name: None for server in config.servers}
+    problems: dict[str, str] = {}
+    if with_servers:
+        phases, problems = await _gym_phases(settings, config)
     return JobView(
         job_id=config.job_id,
         incarnation=incarnations.newest(config.job_folder),
+        being_raised=being_raised(config.job_folder) if with_controller else None,
         controller=controller,
         phases=phases,
         problems=problems,

@@ -48,7 +48,7 @@ async def _saved(settings: Settings, shown: Shown, under_way: asyncio.Event) -> 
     given = SaveInput(job_id=settings.job_id)
     while True:
         try:
-            result = await job_runs.save(settings, given, shown, under_way.set)
+            result = await job_runs.save(settings, given, shown, lambda _: under_way.set())
         except (WorkerRoomError, TurnpointError) as error:
             code = error.reason if isinstance(error, job_runs.NotNow) else error.code
             if code in _PASSING:

@@ -33,8 +33,8 @@ from temporalio.envconfig import ClientConfig, ClientConnectConfig
 
 from gym.protocol import Kind
 from gym.protocol.records import BaseUrl, ServerName
-from rl.messages import JobConfig, JobId, SaveSettings, Seconds, Servers
-from workers.errors import SettingsError
+from rl.messages import JobConfig, JobId, SaveSettings, Seconds, Servers, SnapshotPlace
+from workers.errors import SettingsError, no_stack
 from workers.settings_places import Places, nearest, not_json, refuse_unknown_variables
 from workers.settings_sources import (
     CONFIG_FILE,
@@ -180,25 +180,42 @@ class Settings(BaseSettings):
             {name: getattr(self, name) for name in SaveSettings.model_fields}
         )
 
+    def demand_fleet(self) -> None:
+        """Raise `NotRunning` unless a stack was started here or the settings name a fleet."""
+        if not self.servers:  # the record of a stack has some
+            raise no_stack(self.state_dir)
+
+    def snapshot_place(self) -> SnapshotPlace:
+        """Where the job's snapshots lie, for those who only read them.
+
+        Raises:
+            NotRunning: No stack was started here, and no other place is configured.
+        """
+        if self.snapshot_root is None:
+            self.demand_fleet()
+        return SnapshotPlace(
+            job_id=self.job_id,
+            snapshot_root=self.snapshots,
+            snapshot_key_file=self.key_file if self.key_file.exists() else None,
+        )
+
     def job_config(self) -> JobConfig:
         """What every process of the job knows about it.
 
         Raises:
-            SettingsError: A key that `up` sets is missing: there is no stack in this folder.
+            NotRunning: No stack was started here, and no other fleet is configured.
+            SettingsError: The configuration of another fleet lacks a key.
         """
-        missing = [
-            name for name in ("servers", "policy_url", "generation_port") if not getattr(self, name)
-        ]
+        self.demand_fleet()
+        missing = [name for name in ("policy_url", "generation_port") if not getattr(self, name)]
         if missing or self.policy_url is None or self.generation_port is None:
             raise SettingsError(
                 f"not set: {', '.join(missing)}. `turnpoint up` sets them for a local stack in "
                 f"{self.state_dir}; for another fleet set {ENV_PREFIX}{missing[0].upper()}"
             )
         return JobConfig(
-            job_id=self.job_id,
-            snapshot_root=self.snapshots,
+            **dict(self.snapshot_place()),
             control_token_file=self.token_file,
-            snapshot_key_file=self.key_file if self.key_file.exists() else None,
             servers=self.servers,
             policy_url=self.policy_url,
             policy_model=self.policy_model,
@@ -213,10 +230,16 @@ class Settings(BaseSettings):
         )
 
     def temporal_connection(self) -> ClientConnectConfig:
-        """Arguments of `Client.connect`: the stack's own server, else the environment's."""
+        """Arguments of `Client.connect`: the stack's own server, else the environment's.
+
+        Raises:
+            NotRunning: No stack was started here, and nothing else is configured.
+        """
         if self.temporal_address is not None:
             return ClientConnectConfig(target_host=self.temporal_address, namespace="default")
         connection = ClientConfig.load_client_connect_config()
+        if "target_host" not in connection:
+            self.demand_fleet()
         connection.setdefault("target_host", "127.0.0.1:7233")
         return connection
 

@@ -23,12 +23,13 @@ from pydantic import ValidationError
 
 from workers import ray_head
 from workers.errors import (
-    NotRunning,
     ProcessFailed,
     Refused,
     SettingsError,
     StackBusy,
     Stopped,
+    no_stack,
+    stack_is_down,
 )
 from workers.key_files import ensure_key_files
 from workers.policy_url import demand_policy
@@ -79,7 +80,7 @@ class Stack:
     def _need_record(self) -> StackRecord:
         record = self.record()
         if record is None:
-            raise NotRunning(f"no stack in {self._folder}; start one with `turnpoint up`")
+            raise no_stack(self._folder)
         return record
 
     def _write(self, record: StackRecord) -> None:
@@ -311,6 +312,11 @@ class Stack:
         record = self._need_record()
         left = names_left(record.stack_id)
         return {process.name: process.name in left for process in record.processes}
+
+    def refuse_if_down(self) -> None:
+        """Raise `NotRunning` if a stack was started here and none of its processes runs."""
+        if self.record() is not None and not any(self.status().values()):
+            raise stack_is_down(self._folder)
 
     def _parts(self, record: StackRecord, settings: Settings) -> list[Part]:
         return parts(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ def look(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[JobSighting]:
         raise Began
 
     monkeypatch.chdir(tmp_path)
+    servers = [{"name": "counter", "kind": "resource", "url": "http://127.0.0.1:1"}]
+    monkeypatch.setenv("TURNPOINT_SERVERS", json.dumps(servers))
     monkeypatch.setattr(cli_run, "JobWatch", Watch)
     monkeypatch.setattr(job_runs, "begin", begin)
     return looks

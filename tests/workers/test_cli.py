@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
 from importlib import metadata
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
+from rl.errors import RayUnreachable
 from rl.messages import ControllerStatus
 from rl.snapshot_folder import SnapshotFolder
 from tests.rl.folder_cases import config_of, start_job
@@ -20,6 +28,8 @@ from workers.settings import load_settings
 from workers.stack import Stack
 from workers.stack_record import StackRecord
 
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
+PROGRAM = tomllib.loads(PYPROJECT.read_text())["project"]["scripts"]["turnpoint"].split(":")[0]
 STACK = ["up", "down", "status", "logs", "doctor"]
 COMMANDS = [*STACK, "run", "save", "restore", "prune", "list", "inspect", "verify"]
 
@@ -29,6 +39,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("TURNPOINT_"):
             monkeypatch.delenv(name)
+    monkeypatch.delenv("TEMPORAL_ADDRESS", raising=False)
     monkeypatch.chdir(tmp_path)
 
 
@@ -88,14 +99,81 @@ def test_wrong_usage_is_2(words: list[str], capsys: pytest.CaptureFixture[str]) 
     assert captured.err.startswith("turnpoint: ")
 
 
-@pytest.mark.parametrize("command", ["status"])
-def test_without_a_stack_it_says_how_to_start_one(
-    command: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("status", "status --follow", "run", "run --detach", "save", "restore"),
+        *("restore --replace", "prune", "list", "inspect", "verify"),
+    ],
+)
+def test_without_a_stack_every_command_says_at_once_how_to_start_one(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.run([command, "--json"]) == EXIT_NOT_REACHABLE
+    """Break: leave it to the first look into Ray (60 s), or to Temporal's default address."""
+    began = time.monotonic()
+    assert cli.run([*command.split(), "--json"]) == EXIT_NOT_REACHABLE
+    assert time.monotonic() - began < 5
     error = json.loads(capsys.readouterr().out)["error"]
     assert error["code"] == "not_running"
-    assert "turnpoint up" in error["message"]
+    assert error["message"].startswith(
+        f"no stack in {tmp_path / '.turnpoint'}; start one with `turnpoint up`"
+    )
+    assert not (tmp_path / ".turnpoint").exists()
+
+
+def test_a_snapshot_root_is_enough_to_look_at_snapshots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Break: ask for the whole configuration of the job."""
+    config = config_of(tmp_path)
+    start_job(config)
+    save_folder(SnapshotFolder(config), "00000001")
+    monkeypatch.setenv("TURNPOINT_SNAPSHOT_ROOT", str(config.snapshot_root))
+    for command in ("list", "verify"):
+        assert cli.run([command, "--json", "--job-id", config.job_id]) == EXIT_OK
+        assert "snapshot_000001" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_status_of_a_stack_that_is_down_says_so_first_and_asks_nobody(
+    words: list[str], ended_stack: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Break: show its table, and every server that does not answer."""
+    assert cli.run(["status", "--state-dir", str(ended_stack), *words]) == EXIT_NOT_REACHABLE
+    shown = capsys.readouterr()
+    if words:
+        body = json.loads(shown.out)
+        assert (body["running"], body["job"]["problems"]) == ({}, {})
+    else:
+        assert shown.out == f"the stack in {ended_stack} is down; `turnpoint up` starts it\n"
+        assert shown.err == "job demo: not running; newest snapshot: none\n"
+
+
+def test_a_restore_without_ray_says_that_the_stack_is_down_else_which_address_is_silent(
+    ended_stack: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Break: let Ray's own refusal rise."""
+
+    async def nobody_there(*_: object) -> None:
+        raise RayUnreachable("nobody listens at RAY_ADDRESS")
+
+    monkeypatch.setattr(job_runs, "controller_status", nobody_there)
+    words = ["restore", "--json", "--state-dir", str(ended_stack)]
+    assert cli.run(words) == EXIT_NOT_REACHABLE
+    assert json.loads(capsys.readouterr().out)["error"] == {
+        "code": "not_running",
+        "message": f"the stack in {ended_stack} is down; `turnpoint up` starts it",
+    }
+    record = json.loads((ended_stack / "stack.json").read_text())
+    (ended_stack / "stack.json").unlink()
+    for name in ("servers", "policy_url", "generation_port"):
+        value = record["settings"][name]
+        given = value if isinstance(value, str) else json.dumps(value)
+        monkeypatch.setenv(f"TURNPOINT_{name.upper()}", given)
+    monkeypatch.setenv("TURNPOINT_RAY_ADDRESS", "127.0.0.1:26905")
+    assert cli.run(words) == EXIT_NOT_REACHABLE
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["code"] == "ray_unreachable" and "127.0.0.1:26905" in error["message"]
 
 
 def test_down_of_nothing_is_fine(capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,6 +283,16 @@ def test_logs_prints_the_end_and_names_what_there_is(
     assert "there are: counter" in capsys.readouterr().err
 
 
+def test_without_a_supervisor_its_log_says_who_would_supervise(
+    ended_stack: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Break: treat it as a wrong name."""
+    words = ["logs", "supervisor", "--state-dir", str(ended_stack)]
+    assert cli.run(words) == EXIT_NOT_REACHABLE
+    said = capsys.readouterr().err
+    assert "nobody has supervised the job" in said and "without --detach" in said
+
+
 def test_interrupt_is_130_and_says_that_everything_goes_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -214,3 +302,66 @@ def test_interrupt_is_130_and_says_that_everything_goes_on(
     monkeypatch.setattr(Stack, "down", interrupted)
     assert cli.run(["down"]) == 130
     assert "go on as they are" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["save"], ["restore", "--replace"]])
+@pytest.mark.parametrize("ui", ["http://127.0.0.1:26906", None])
+def test_an_interrupted_save_or_restore_names_the_workflow_that_goes_on(
+    words: list[str],
+    ui: str | None,
+    ended_stack: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Break: leave it to the sentence that holds for every command."""
+    ids: list[str] = []
+
+    async def connected(*_: object) -> None:
+        pass
+
+    async def begun(client: object, workflow: str, given: object, id: str) -> None:
+        ids.append(id)
+
+    async def interrupted(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(job_runs, "connect", connected)
+    monkeypatch.setattr(job_runs, "start", begun)
+    monkeypatch.setattr(job_runs, "follow", interrupted)
+    if ui is not None:
+        monkeypatch.setenv("TURNPOINT_TEMPORAL_UI", ui)
+    assert cli.run([*words, "--json", "--state-dir", str(ended_stack)]) == 130
+    error = json.loads(capsys.readouterr().out)["error"]
+    page = f"{ui}/namespaces/default/workflows/{quote(ids[0], safe='')}"
+    where = "look at it, or cancel it, in the Temporal UI" if ui is None else page
+    assert error == {
+        "code": "interrupted",
+        "message": f"interrupted; workflow {ids[0]} goes on: {where}",
+    }
+
+
+@pytest.mark.parametrize("words", [["save"], ["save", "--json"]])
+def test_an_interrupt_during_the_imports_is_130_and_one_line(words: list[str]) -> None:
+    """Break: name `workers.cli:main` as the program."""
+    program = (
+        "import os, signal, sys\n"
+        "class Interrupts:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'workers.cli_output':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupts())\n"
+        f"sys.argv[1:] = {words}\n"
+        f"from {PROGRAM} import main\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    said = "interrupted before anything was done"
+    assert done.returncode == 130
+    if "--json" in words:
+        assert json.loads(done.stdout) == {"error": {"code": "interrupted", "message": said}}
+        assert done.stderr == ""
+    else:
+        assert (done.stdout, done.stderr) == ("", f"turnpoint: {said}\n")

@@ -8,6 +8,7 @@ from types import TracebackType
 
 import pytest
 
+from rl import incarnations
 from rl.messages import ControllerStatus
 from tests.workers.test_supervision import sighting, status
 from workers import following
@@ -43,7 +44,7 @@ class Looks:
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     monkeypatch.setattr(following, "LOOK_EVERY_S", 0.001)
-    return load_settings(state_dir=tmp_path, restore_wait_s=0.05)
+    return load_settings(state_dir=tmp_path, snapshot_root=tmp_path, restore_wait_s=0.05)
 
 
 async def follow(
@@ -94,3 +95,20 @@ async def test_without_a_job_it_says_how_to_start_one(
 ) -> None:
     with pytest.raises(NotRunning, match="turnpoint run"):
         await follow(settings, monkeypatch, None, sighting(None))
+
+
+async def test_a_restore_that_is_under_way_at_the_first_look_is_waited_for(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Break: take a job without a controller for none."""
+    owner = {"workflow_id": "demo/restore/x", "run_id": "r"}
+    incarnations.claim(settings.snapshot_place().job_folder, owner)
+    restored = [sighting(status("running", 1)), sighting(status("finished", 1))]
+    end, told = await follow(settings, monkeypatch, None, sighting(None), None, *restored)
+    assert end.state == "finished"
+    assert told == [
+        "incarnation 1 is being restored; waiting 0.05 s for it",
+        "it lives again, as incarnation 1",
+    ]
+    with pytest.raises(NotRunning, match="nobody has brought it back"):
+        await follow(settings, monkeypatch, sighting(None))

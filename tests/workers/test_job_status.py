@@ -8,7 +8,9 @@ import pytest
 
 from gym.client import GymClient
 from gym.protocol import Capabilities, ServerFault, ServerUnreachable, TurnpointError, Unauthorized
-from workers.job_status import look_at_job
+from rl import incarnations
+from tests.workers.test_supervision import status
+from workers.job_status import JobView, being_raised, look_at_job
 from workers.key_files import ensure_key_file
 from workers.settings import Settings
 
@@ -48,3 +50,24 @@ def test_each_server_without_a_phase_has_its_reason_and_the_next_step(
     assert view.problems["broken"].startswith("server_fault: HTTP 500")
     assert view.problems["stranger"].startswith("unauthorized: ")
     assert "another token" in view.problems["stranger"]
+
+
+def test_an_incarnation_that_is_claimed_and_not_begun_is_being_restored(tmp_path: Path) -> None:
+    """Break: look at the controller alone. A restore looked like a job that is not running."""
+    assert being_raised(tmp_path) is None
+    incarnations.claim(tmp_path, {"run_id": "1", "started_by": "turnpoint run"})
+    assert being_raised(tmp_path) == "incarnation 1 is being started"
+    incarnations.record_origin(tmp_path, 1, None)
+    assert being_raised(tmp_path) is None
+    incarnations.claim(tmp_path, {"run_id": "2", "workflow_id": "demo/restore/x"})
+    view = JobView(
+        job_id="demo",
+        incarnation=2,
+        controller=None,
+        phases={},
+        snapshots=[],
+        being_raised=being_raised(tmp_path),
+    )
+    assert view.sentence().startswith("job demo: incarnation 2 is being restored; ")
+    lives = view.model_copy(update={"controller": status("running", 2)})
+    assert lives.sentence().startswith("job demo, incarnation 2: running")

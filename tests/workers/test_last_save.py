@@ -40,8 +40,8 @@ def saves(
         outcome = left.pop(0)
         if not starts:
             await asyncio.Event().wait()
-        started: Callable[[], None] = words[3]
-        started()
+        started: Callable[[str], None] = words[3]
+        started("demo/save/x")
         if outcome is None:
             await asyncio.Event().wait()
         if isinstance(outcome, Exception):

@@ -269,8 +269,9 @@ def test_children_get_everything_but_secrets(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_job_config_names_what_is_missing() -> None:
-    with pytest.raises(SettingsError, match=r"servers, policy_url, generation_port.*turnpoint up"):
-        load_settings().job_config()
+    servers = [{"name": "a", "kind": "agent", "url": "http://127.0.0.1:1"}]
+    with pytest.raises(SettingsError, match=r"policy_url, generation_port.*turnpoint up"):
+        load_settings(servers=servers).job_config()
 
 
 def test_own_temporal_ignores_the_environments(monkeypatch: pytest.MonkeyPatch) -> None:
