@@ -19,6 +19,7 @@ from gym.protocol import (
     CommitAnswer,
     CommitRequest,
     Counts,
+    DeadlineExceeded,
     Kind,
     NotReady,
     Phase,
@@ -287,14 +288,20 @@ def _demand_ready(answers: Sequence[Answered[PrepareAnswer | Blocker]]) -> None:
 async def _quiet(fleet: Fleet, checkpoint_id: str, deadline: float, patience_s: float) -> None:
     """Ask every server's status until none has a call in flight; all hold this checkpoint."""
     started = time.monotonic()
+    busy: list[dict[str, Any]] = []
     while True:
-        found = await each(
-            fleet.controlled,
-            lambda server: _status(fleet, server, budget_s(deadline)),
-            deadline,
-            patience_s=patience_s,
-        )
-        busy: list[dict[str, Any]] = []
+        try:
+            found = await each(
+                fleet.controlled,
+                lambda server: _status(fleet, server, budget_s(deadline)),
+                deadline,
+                patience_s=patience_s,
+            )
+        except DeadlineExceeded:
+            if busy:  # too little was left for this look: the last one says what was waited for
+                _refuse(busy)
+            raise
+        busy = []
         for item in found:
             status, name = item.answer, item.server.name
             if status.checkpoint_id != checkpoint_id:
