@@ -193,14 +193,15 @@ class Stage:
     # --- processes ----------------------------------------------------------------------------
 
     def up(self, *, expect_restore: bool = False) -> None:
-        """Start everything."""
+        """Start everything; the policy first, since `up` looks whether it is there."""
+        self.start_policy()
         self.live.up()
-        self.start_servers(expect_restore=expect_restore)
-
-    def start_servers(self, *, expect_restore: bool = False) -> None:
-        """Start the policy and the Gym servers."""
-        self.servers.spawn("policy", ["tests.real.held_gym", "policy", "--port", str(POLICY_PORT)])
         self.servers.start(expect_restore=expect_restore)
+
+    def start_policy(self) -> None:
+        """Start the policy and wait for it."""
+        (self.live.folder / "logs").mkdir(exist_ok=True)
+        self.servers.spawn("policy", ["tests.real.held_gym", "policy", "--port", str(POLICY_PORT)])
         wait_for(lambda: is_healthy(f"http://127.0.0.1:{POLICY_PORT}"), "the policy", 60)
 
     def crash(self) -> float:
@@ -332,7 +333,8 @@ def told(folder: Path) -> Iterator[Story]:
         stage.run_job()
         undisturbed = live.rows()
         stage.servers.kill()
-        stage.start_servers()
+        stage.start_policy()
+        stage.servers.start(expect_restore=False)
         live.stack.kill("worker_1")
         wait_for(lambda: b'"event": "ready"' in log.read_bytes(), "the held worker", 60)
         held = [*UNTIL_CLOSED.values(), *UNTIL_MODEL_CLOSES.values()]
@@ -356,7 +358,8 @@ def told(folder: Path) -> Iterator[Story]:
         second = Snapshot.read(live, again["snapshot"])
         crashes.append(stage.crash_job())
 
-        stage.start_servers(expect_restore=True)
+        stage.start_policy()
+        stage.servers.start(expect_restore=True)
         restored_again = RestoreResult.model_validate(live.cli("restore"))
         wait_for(live.is_finished, "the job to finish", 90)
         yield Story(

@@ -28,7 +28,7 @@ from gym.protocol.control import BASE_PATH
 from tests.real.live import AGENT, JOB, MODEL, RESOURCE, TURNPOINT, Live, environment, wait_for
 from workers.key_files import read_key_file
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 DISK_BYTES = 64 << 20
 LEAST_FREE_BYTES = 16 << 20
 """What `begin_checkpoint` demands (`rl.checkpoint`)."""

@@ -27,7 +27,7 @@ from rl import incarnations
 from tests.real.live import AGENT, JOB, MODEL, Live, wait_for
 from tests.real.saves_in_a_row import SavesInARow, saves_in_a_row
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 BASE = 29_000
 SAVES = 20
 HUNDRED = 100

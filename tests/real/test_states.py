@@ -28,7 +28,7 @@ from tests.real.state_story import (
 )
 from tests.twin.rows import differences
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(540)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 every_state = pytest.mark.parametrize("state", State, ids=lambda state: state.name.lower())
 
 

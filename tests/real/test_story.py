@@ -25,7 +25,7 @@ from activities.contract import RestoreResult, SaveResult
 from gym.protocol import canonical_json
 from tests.real.live import AGENT, JOB, MODEL, RESOURCE, Live, published, until, wait_for
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 GENERATIONS = 2
 OPTIONS = {
     "policy": {"delay-s": "0.7", "turns": "4", "turns-spread": "6"},

@@ -29,7 +29,7 @@ from rl import incarnations
 from tests.real.live import AGENT, JOB, RESOURCE, TEMPORAL, TURNPOINT, Live, environment, wait_for
 from workers.processes import names_left
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 ROLLOUTS = 5
 TURNS = 50
 OPTIONS = {

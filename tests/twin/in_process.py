@@ -129,6 +129,7 @@ class Twin:
                 status = life.controller.status() if hasattr(life, "controller") else None
                 raise AssertionError(f"seed {self.outcome.seed}: a life hangs: {status}")
             living.result()
+            dead.survive()
             await self._compare(life, claimed, measure=measure)
             self._look_at_runs(life, mishaps)
             return False

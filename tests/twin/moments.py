@@ -91,6 +91,10 @@ class Dead:
             self.happened.set()
         await asyncio.Event().wait()
 
+    def survive(self) -> None:
+        """The job has ended before this life: who looks at what is left meets no end of it."""
+        self._armed = False
+
     def end(self) -> None:
         """From here on nothing of this life has an effect: its next moment is its last."""
         self.happened.set()

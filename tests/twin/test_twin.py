@@ -194,7 +194,7 @@ async def test_the_twin_tells_what_is_broken(
 
 
 @pytest.mark.real
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(900)
 async def test_crashes_of_real_processes_change_nothing(tmp_path: Path) -> None:
     """Invariant 11. Six: three in saves, two in restores, one of them of the whole machine.
 
