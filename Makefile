@@ -19,7 +19,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 LOCKS := requirements.lock requirements-dev.lock
 INSTALLED := $(VENV)/.installed
-# Two test files at a time: most tests wait for processes. One file shares its stack.
+# Unit tests alone: stacks that run side by side on two cores miss their times.
 SPREAD := -n 2 --dist loadfile
 
 .PHONY: install check test test-real test-long twin test-all demo clean help
@@ -51,7 +51,7 @@ demo: install ## The whole story: save, kill everything, restore, go on. KEEP=1 
 	DEMO_POLICY=$(DEMO_POLICY) KEEP=$(KEEP) $(BIN)/python -m workers.demo
 
 test-real: install ## Tests on real processes; those about the demo read its last report.
-	$(BIN)/python -m pytest -q $(SPREAD) -m "(real or vllm) and not long" $(TESTS)
+	$(BIN)/python -m pytest -q -m "(real or vllm) and not long" $(TESTS)
 
 test: check demo test-real ## What CI runs: at most 30 minutes with the install.
 

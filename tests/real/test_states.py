@@ -75,6 +75,8 @@ def test_what_the_snapshot_holds_of_it(story: Story, state: State) -> None:
     record = snapshot.picture.records.get(rollout)
     runs = () if record is None else tuple(run.state.value for run in record.runs)
     assert runs == expected.runs
+    if state is State.FAILING:
+        return  # its run is over: servers may have dropped what they held of it, or not yet
     assert (rollout in snapshot.lines) == (expected.saved is not None)
     if expected.saved is None:
         # Nothing of it is left on the servers: it was not accepted, or it is over.
@@ -89,10 +91,9 @@ def test_what_the_snapshot_holds_of_it(story: Story, state: State) -> None:
     assert snapshot.states[rollout]["stage"] == saved.stage
     assert snapshot.sessions[rollout]["revision"] == revision
     assert snapshot.sessions[rollout]["attempt_index"] == saved.attempt
-    named = -1 if state is State.FAILING else revision
-    assert line["resource_state_revisions"] == {RESOURCE: named}
+    assert line["resource_state_revisions"] == {RESOURCE: revision}
     assert record is not None
-    calls = 0 if saved.last_call is None or state is State.FAILING else saved.last_call + 1
+    calls = 0 if saved.last_call is None else saved.last_call + 1
     assert len(record.staging_keys) == calls
 
 
@@ -203,4 +204,5 @@ def test_a_call_without_identity_is_held_until_resume_and_is_in_no_inventory(
     if server == AGENT:
         assert "reward" in answered.body
     kept = {ROLLOUTS[state] for state, expected in EXPECTED.items() if expected.saved}
-    assert set(story.first.lines) == set(story.first.sessions) == kept
+    over = {ROLLOUTS[State.FAILING]}
+    assert set(story.first.lines) - over == set(story.first.sessions) - over == kept - over
