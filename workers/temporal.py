@@ -19,7 +19,7 @@ from temporalio.api.operatorservice.v1 import (
     ListSearchAttributesRequest,
 )
 from temporalio.client import Client
-from temporalio.common import SearchAttributeIndexedValueType
+from temporalio.common import SearchAttributeIndexedValueType, SearchAttributeKey
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.service import RPCError
 from temporalio.worker import Interceptor, Worker
@@ -84,23 +84,26 @@ def snapshot_worker(
 
 
 async def register_search_attributes(client: Client) -> None:
-    """Register the search attributes that are not there yet.
+    """Register the search attributes that are not there yet."""
+    found = await client.operator_service.list_search_attributes(
+        ListSearchAttributesRequest(namespace=client.namespace)
+    )
+    missing = [key for key in SEARCH_ATTRIBUTES if key.name not in found.custom_attributes]
+    if missing:
+        await add_search_attributes(client, missing)
+
+
+async def add_search_attributes(
+    client: Client, keys: Sequence[SearchAttributeKey[Any]] = SEARCH_ATTRIBUTES
+) -> None:
+    """Register search attributes that the namespace does not have.
 
     Milliseconds and bytes are integers: the dev server allows three doubles (design section 9).
     """
-    namespace = client.namespace
-    found = await client.operator_service.list_search_attributes(
-        ListSearchAttributesRequest(namespace=namespace)
+    wanted = {key.name: _indexed(key.indexed_value_type) for key in keys}
+    await client.operator_service.add_search_attributes(
+        AddSearchAttributesRequest(namespace=client.namespace, search_attributes=wanted)
     )
-    missing = {
-        key.name: _indexed(key.indexed_value_type)
-        for key in SEARCH_ATTRIBUTES
-        if key.name not in found.custom_attributes
-    }
-    if missing:
-        await client.operator_service.add_search_attributes(
-            AddSearchAttributesRequest(namespace=namespace, search_attributes=missing)
-        )
 
 
 def _indexed(kind: SearchAttributeIndexedValueType) -> IndexedValueType.ValueType:

@@ -11,8 +11,10 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from temporalio.client import Client
 from temporalio.worker import Interceptor
 
 from activities.controller import ControllerActivities
@@ -23,6 +25,7 @@ from gym.client import GymClient
 from gym.logs import configure_logging
 from rl.actors import attached
 from rl.errors import RayUnreachable
+from rl.messages import JobConfig
 from workers.key_files import read_key_file
 from workers.settings import Settings, load_settings
 from workers.temporal import connect, register_search_attributes, snapshot_worker
@@ -42,34 +45,8 @@ async def run(settings: Settings, *, interceptors: Sequence[Interceptor] = ()) -
     await register_search_attributes(client)
     token = settings.control_token or read_key_file(settings.token_file, "control_token")
     async with GymClient(token) as gym:
-        controller = ControllerActivities(client, config)
-        servers = GymActivities(client, config, gym)
-        folder = FolderActivities(client, config)
-        job = JobActivities(client, config, gym)
         worker = snapshot_worker(
-            client,
-            [
-                controller.begin_checkpoint,
-                controller.close_admission,
-                servers.prepare_checkpoint,
-                servers.commit_checkpoint,
-                controller.cut_rl_state,
-                folder.publish_snapshot,
-                folder.unpublish_snapshot,
-                servers.resume_checkpoint,
-                folder.prune_snapshots,
-                job.claim_job,
-                servers.discover_capabilities,
-                folder.select_snapshot,
-                job.load_data_plane,
-                servers.restore_checkpoint,
-                job.start_controller,
-                job.discard_continuations,
-                servers.resume_restored,
-                job.start_pumps,
-                job.drop_restored,
-            ],
-            interceptors=interceptors,
+            client, activities_of(client, config, gym), interceptors=interceptors
         )
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -79,6 +56,41 @@ async def run(settings: Settings, *, interceptors: Sequence[Interceptor] = ()) -
             await _join_ray()
             logger.info("ready", extra={"event": "ready", "job_id": config.job_id})
             await stop.wait()
+
+
+def activities_of(client: Client, config: JobConfig, gym: GymClient) -> list[Callable[..., Any]]:
+    """Every activity of saves and restores, for one job.
+
+    Args:
+        client: Temporal, as the worker's.
+        config: The job that is served.
+        gym: With the job's control token.
+    """
+    controller = ControllerActivities(client, config)
+    servers = GymActivities(client, config, gym)
+    folder = FolderActivities(client, config)
+    job = JobActivities(client, config, gym)
+    return [
+        controller.begin_checkpoint,
+        controller.close_admission,
+        servers.prepare_checkpoint,
+        servers.commit_checkpoint,
+        controller.cut_rl_state,
+        folder.publish_snapshot,
+        folder.unpublish_snapshot,
+        servers.resume_checkpoint,
+        folder.prune_snapshots,
+        job.claim_job,
+        servers.discover_capabilities,
+        folder.select_snapshot,
+        job.load_data_plane,
+        servers.restore_checkpoint,
+        job.start_controller,
+        job.discard_continuations,
+        servers.resume_restored,
+        job.start_pumps,
+        job.drop_restored,
+    ]
 
 
 async def _join_ray() -> None:

@@ -15,7 +15,7 @@ from rl.collaborators import STAGING
 from rl.loader import Loader
 from rl.recovery_ledger import RolloutRecord
 from rl.rollout_pump import RolloutPump
-from tests.twin.memory import MemoryRows
+from tests.twin.rows_here import RowsHere
 
 Break = Callable[[pytest.MonkeyPatch], None]
 
@@ -50,13 +50,13 @@ def skip_a_prompt(patch: pytest.MonkeyPatch) -> None:
 
 def keep_stale_staging_rows(patch: pytest.MonkeyPatch) -> None:
     """Rows of calls that no restored run knows stay, and may be taken for answers."""
-    clear = MemoryRows.clear
+    clear = RowsHere.clear
 
-    async def kept(self: MemoryRows, partition: str, keys: Any) -> None:
+    async def kept(self: RowsHere, partition: str, keys: Any) -> None:
         if partition != STAGING:
             await clear(self, partition, keys)
 
-    patch.setattr(MemoryRows, "clear", kept)
+    patch.setattr(RowsHere, "clear", kept)
 
 
 def apply_mutations_twice(patch: pytest.MonkeyPatch) -> None:
@@ -78,10 +78,10 @@ def restore_another_state(patch: pytest.MonkeyPatch) -> None:
 def keep_claims(patch: pytest.MonkeyPatch) -> None:
     """What was claimed before a crash stays claimed."""
 
-    async def kept(self: MemoryRows, partition: str) -> None:
+    async def kept(self: RowsHere, partition: str) -> None:
         pass
 
-    patch.setattr(MemoryRows, "reset_claims", kept)
+    patch.setattr(RowsHere, "reset_claims", kept)
 
 
 def continue_restart_only(patch: pytest.MonkeyPatch) -> None:

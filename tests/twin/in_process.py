@@ -1,13 +1,15 @@
 """The twin run in one process: hundreds of crashes in minutes, each at one chosen await.
 
-A crash comes at a moment drawn from the seed (`tests.twin.moments`): before or after a step of a
-save or restore, a request to a server, an access to the rows. It ends every task of that life;
-the next life starts from the disk alone. Between crashes calls fail, steps are repeated and
-acknowledgements dawdle (`tests.twin.mishaps`), and a consumer claims finished groups. `python -m
-tests.twin.in_process --seed N --points K` replays a seed.
+A crash comes at a moment drawn from the seed (`tests.twin.moments`): before or after a phase of
+a save or restore, a call of an actor, a request to a server, an access to the rows. It ends every
+task of that life; the next life starts from the disk and from Temporal's open workflows alone.
+Between crashes calls fail, steps are repeated, answers of activities are lost, saves are cancelled
+and acknowledgements dawdle (`tests.twin.mishaps`), and a consumer claims finished groups. `python
+-m tests.twin.in_process --seed N --points K` replays a seed.
 
-Not met here: a process that dies alone, the timing of real machines, Temporal itself (there is no
-time-skipping server among the packages of this project); `tests.twin.real` does.
+Saves and restores are the product's workflows and activities, on Temporal's test server with time
+skipping (`tests.twin.temporal_here`). Not met here: a process that dies alone, the timing of real
+machines, Ray and TransferQueue; `tests.twin.real` does.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ import argparse
 import asyncio
 import json
 import logging
+import os
 import random
+import sys
 import tempfile
 import time
 from collections import Counter as Tally
@@ -25,6 +29,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from gym.client import GymClient
 from rl.collaborators import TRAINING
 from rl.errors import NoSnapshot
 from rl.messages import Workload
@@ -32,19 +37,21 @@ from rl.recovery_ledger import RunState
 from rl.scripted_policy import Script
 from rl.snapshot_folder import SnapshotFolder
 from tests.twin.fleet import RESTART_ONLY_AGENT
-from tests.twin.memory import Life, job_config
+from tests.twin.life import TOKEN, Life, Lives, Network, job_config
 from tests.twin.mishaps import Mishaps
 from tests.twin.mixed_rows import SCRIPT, SORTS, demand_whole, write_mixed_rows, wrongly_over
 from tests.twin.moments import PHASES, Dead, Draw
 from tests.twin.outcome import Outcome
+from tests.twin.ray_here import instead_of_ray
 from tests.twin.results import RESULTS, write_results
 from tests.twin.rows import GENERATIONS, differences, sent_too_often
-from tests.twin.steps import Steps, runs_of
+from tests.twin.steps import Steps
+from tests.twin.temporal_here import temporal, worker
 
 FAST = Script(turns=SCRIPT.turns, turns_spread=SCRIPT.turns_spread, delay_s=0.003)
 PROMPTS = len(SORTS)
 MAX_INFLIGHT = 5
-LIFE_LIMIT_S = 30.0
+LIFE_LIMIT_S = 60.0
 SLOW_S = 0.02
 CLAIM_EVERY_S = 0.03
 
@@ -73,10 +80,11 @@ class Twin:
         self.outcome = Outcome(seed, PHASES)
         self._config = job_config(folder)
         self._folder = SnapshotFolder(self._config)
-        workload = Workload(
+        self._workload = Workload(
             dataset=folder / "rows.jsonl", generations=GENERATIONS, max_inflight=MAX_INFLIGHT
         )
-        self._steps = Steps(self._config, self._folder, workload)
+        self._lives = Lives()
+        self._network = Network(self._lives)
         self._draw = Draw(seed)
         self._points = points
         self._report = report
@@ -85,7 +93,15 @@ class Twin:
 
     async def run(self) -> Outcome:
         """Run everything; differences are told in the outcome, not raised."""
-        write_mixed_rows(self._steps.workload.dataset, PROMPTS)
+        write_mixed_rows(self._workload.dataset, PROMPTS)
+        async with temporal() as client, GymClient(TOKEN, transport=self._network) as gym:
+            self._steps = Steps(client, self._config, gym, self._workload, self.outcome)
+            with instead_of_ray(self._lives):
+                async with worker(client, self._config, gym, self._lives, self._steps):
+                    await self._run()
+        return self.outcome
+
+    async def _run(self) -> None:
         await self._one_life(Dead(armed=False), fresh=True, measure=True)
         demand_whole(self._undisturbed, PROMPTS)
         fresh = True
@@ -98,69 +114,70 @@ class Twin:
                 self.outcome.jobs += 1
                 fresh = True
             if self._give_up and self.outcome.differences:
-                return self.outcome
+                return
         await self._one_life(Dead(armed=False), fresh=fresh)
-        self.outcome.saves, self.outcome.restores = self._steps.saves, self._steps.restores
-        return self.outcome
 
     async def _one_life(self, dead: Dead, *, fresh: bool, measure: bool = False) -> bool:
         """From a start or restore to a crash (True) or to the job's end."""
-        before = asyncio.all_tasks()
         # Another seed in each life: a mishap that always met the same call would be no mishap.
         mishaps = Mishaps(self._draw.random.getrandbits(32), SLOW_S)
         mishaps.active = not measure
         life = Life(
-            self._config, FAST, expect_restore=not fresh, moment=dead.moment, mishaps=mishaps
+            self._config,
+            FAST,
+            expect_restore=not fresh,
+            dead=dead,
+            mishaps=mishaps,
+            network=self._network,
         )
+        self._lives.now = life
         claimed: list[str] = []
-        living = asyncio.create_task(
-            self._live(life, dead, claimed, fresh=fresh, saves=not measure)
-        )
+        living = life.process.spawn(self._live(life, claimed, fresh=fresh, saves=not measure))
         dying = asyncio.create_task(dead.happened.wait())
         try:
             await asyncio.wait(
                 {living, dying}, timeout=LIFE_LIMIT_S, return_when=asyncio.FIRST_COMPLETED
             )
             if dead.happened.is_set():
-                self._note(life, dead, mishaps)
-                self._look_at_runs(life, mishaps)
+                self._note(life)
+                self._look_at_runs(life)
                 return True
             if not living.done():
-                status = life.controller.status() if hasattr(life, "controller") else None
+                status = life.controller.status() if life.controller else None
                 raise AssertionError(f"seed {self.outcome.seed}: a life hangs: {status}")
             living.result()
             dead.survive()
             await self._compare(life, claimed, measure=measure)
-            self._look_at_runs(life, mishaps)
+            self._look_at_runs(life)
             return False
         finally:
             dead.end()
             self.outcome.meanwhile += Tally({each.value: n for each, n in mishaps.met.items()})
-            await _end(before)
+            await life.process.kill()
+            self._lives.now = None
+            dying.cancel()
             self._verify()
 
-    async def _live(
-        self, life: Life, dead: Dead, claimed: list[str], *, fresh: bool, saves: bool
-    ) -> None:
+    async def _live(self, life: Life, claimed: list[str], *, fresh: bool, saves: bool) -> None:
         steps = self._steps
         if fresh:
-            await steps.start(life, dead)
+            await steps.start(life)
         else:
-            await steps.restore(life, dead)
+            await steps.restore(life)
             self._look_at_discards()
         consumer = asyncio.create_task(_consume(life, claimed))
         # Drawn per life: how often it is saved.
         every_s = self._draw.random.uniform(0.0, 0.15)
-        while (state := life.controller.status().state) == "running":
+        while (state := life.running.status().state) == "running":
             await asyncio.sleep(every_s)
             if saves:
-                await steps.save(life, dead)
+                await steps.save(life)
             for wrong in steps.wrong:
                 self._differs(wrong)
             steps.wrong.clear()
         consumer.cancel()
         if state != "finished":
-            self._differs(f"the job is {state}: {life.controller.status().reason}")
+            self._differs(f"the job is {state}: {life.running.status().reason}")
 
     def _look_at_discards(self) -> None:
         for rollout, reason in self._steps.started_over.items():
@@ -168,10 +185,10 @@ class Twin:
                 self._differs(wrong)
             self.outcome.meanwhile["rollouts that started over"] += 1
 
-    def _look_at_runs(self, life: Life, mishaps: Mishaps) -> None:
-        if not hasattr(life, "controller"):
+    def _look_at_runs(self, life: Life) -> None:
+        if life.controller is None or not life.controller.job.started:
             return
-        for sentence in sent_too_often(runs_of(life), self._steps.begun_at, mishaps.failed):
+        for sentence in sent_too_often(life.runs(), self._steps.begun_at, life.mishaps.failed):
             self._differs(sentence)
 
     # --- the oracle -----------------------------------------------------------------------------
@@ -187,11 +204,12 @@ class Twin:
         for sentence in claims_that_differ(claimed, rows):
             self._differs(sentence)
 
-    def _note(self, life: Life, dead: Dead, mishaps: Mishaps) -> None:
+    def _note(self, life: Life) -> None:
         """Count what the crash has met."""
-        self.outcome.phases[dead.phase] += 1
+        self.outcome.phases[life.dead.phase] += 1
         meanwhile = self.outcome.meanwhile
-        known = life.controller.job.ledger.copy() if hasattr(life, "controller") else {}
+        started = life.controller is not None and life.controller.job.started
+        known = life.running.job.ledger.copy() if started else {}
         records = list(known.values())
         redispatched = [
             record
@@ -200,7 +218,7 @@ class Twin:
         ]
         owed = any(one.owed for one in records)
         meanwhile["crashes with an acknowledgement owed"] += owed
-        meanwhile["crashes with an acknowledgement in flight"] += mishaps.acknowledging > 0
+        meanwhile["crashes with an acknowledgement in flight"] += life.mishaps.acknowledging > 0
         meanwhile["crashes with claimed groups"] += bool(life.rows.claimed)
         meanwhile["crashes with a redispatched run"] += bool(redispatched)
         agents = {one.agent for one in records if one.unfinished}
@@ -226,7 +244,7 @@ async def _consume(life: Life, claimed: list[str]) -> None:
     """Claim whole groups as they get ready, as a trainer does."""
 
     def whole_groups(free: set[str]) -> set[str]:
-        ready = life.controller.job.index.copy().values()
+        ready = life.running.job.index.copy().values()
         return {name for group in ready for name in group.rollout_ids} & free
 
     while True:
@@ -239,14 +257,6 @@ def claims_that_differ(claimed: list[str], rows: dict[str, Any]) -> list[str]:
     times = Tally(claimed)
     told = [f"{name}: given to the consumer {n} times" for name, n in times.items() if n > 1]
     return told + [f"{name}: never given to the consumer" for name in rows.keys() - times.keys()]
-
-
-async def _end(spared: set[asyncio.Task[Any]]) -> None:
-    """End every task of a life, those included that clean up before they end."""
-    while left := asyncio.all_tasks() - spared - {asyncio.current_task()}:
-        for task in left:
-            task.cancel()
-        await asyncio.wait(left, timeout=0.05)
 
 
 def _rows(life: Life) -> dict[str, dict[str, Any]]:
@@ -277,4 +287,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    code = main()
+    sys.stdout.flush()
+    # The interpreter's shutdown can abort in the SDK's native threads; there is nothing to lose.
+    os._exit(code)

@@ -28,6 +28,7 @@ from gym.protocol import (
     SessionLost,
     TurnpointError,
 )
+from workflows.save_snapshot import PHASES
 
 Scope, Message = dict[str, Any], dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -50,11 +51,17 @@ class Mishap(StrEnum):
     """A step is answered `session_lost`: the agent gives the run up."""
     STEP_REPEATED = "step repeated"
     """A step is done and its answer withheld: the agent issues it again."""
+    ANSWER_LOST = "answer lost"
+    """An activity has done its work and Temporal never hears of it: it is tried again."""
+    CANCELLED = "save cancelled"
+    """An operator cancels a save in one of its phases before publish."""
 
 
+CANCELLABLE = PHASES[: PHASES.index("publish_snapshot")]
 FAILING = {Mishap.RUN_REFUSED, Mishap.RUN_LOST, Mishap.RESULT_LOST, Mishap.STEP_FAILED}
 """Those after which RL sends the rollout again."""
 _OF_RUNS = [Mishap.RUN_REFUSED, Mishap.RUN_LOST, Mishap.RESULT_LOST, *[None] * 15]
+_OF_PHASES = [Mishap.ANSWER_LOST, Mishap.ANSWER_LOST, Mishap.CANCELLED, *[None] * 29]
 _OF_STEPS = [Mishap.STEP_FAILED, *[Mishap.STEP_REPEATED] * 3, *[None] * 36]
 
 
@@ -87,6 +94,15 @@ class Mishaps:
                 await self._call(app, scope, receive, send)
 
         return meeting
+
+    def of_phase(self, workflow: str, phase: str) -> Mishap | None:
+        """What happens to the first try of an activity."""
+        mishap = self._pick(_OF_PHASES, workflow, phase) if self.active else None
+        if mishap is Mishap.CANCELLED and phase not in CANCELLABLE:
+            return None
+        if mishap is not None:
+            self.met[mishap] += 1
+        return mishap
 
     async def _acknowledge(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
         late = self._draw("acknowledge", len(self._seen)) % 3

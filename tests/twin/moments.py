@@ -18,9 +18,15 @@ START = "start"
 SAVE = tuple(f"save: {phase}" for phase in (*save_snapshot.PHASES, "prune_snapshots"))
 RESTORE = tuple(f"restore: {phase}" for phase in restore_snapshot.PHASES)
 PHASES = (*SAVE, *RESTORE, RUNNING, START)
-_ANYWHERE = [("", 400), ("", 1500), ("put_", 60), ("acknowledge", 30), ("claim ", 8)]
+_ANYWHERE = [("", 400), ("", 1500), ("put_", 90), ("acknowledge", 40), ("claim ", 12)]
 """What the moment is called, and which one of those at most."""
 _IN_PHASE = (1, 1, 2, 4, 10, 30)
+_SAVES_BEFORE = (0, 0, 0, 1)
+
+
+def phase_of(workflow: str, activity: str) -> str:
+    """What a phase is called here, by the workflow and activity that it is."""
+    return f"{'restore' if workflow == 'RestoreSnapshot' else 'save'}: {activity}"
 
 
 class Draw:
@@ -45,7 +51,8 @@ class Draw:
         left = self._decks.setdefault(deck, [])
         if not left:
             left += self.random.sample(deck, len(deck))
-        return Dead(phase=left.pop(), count=self.random.choice(_IN_PHASE))
+        before = self.random.choice(_SAVES_BEFORE) if deck is SAVE else 0
+        return Dead(phase=left.pop(), count=self.random.choice(_IN_PHASE), before=before)
 
 
 class Dead:
@@ -55,11 +62,18 @@ class Dead:
         what: Part of the moment's name.
         phase: It must be in this one; None: in any.
         count: Which of those moments it is.
+        before: How often that phase is passed before.
         armed: False: never.
     """
 
     def __init__(
-        self, *, what: str = "", phase: str | None = None, count: int = 1, armed: bool = True
+        self,
+        *,
+        what: str = "",
+        phase: str | None = None,
+        count: int = 1,
+        before: int = 0,
+        armed: bool = True,
     ) -> None:
         """Nothing has happened."""
         self.happened = asyncio.Event()
@@ -67,13 +81,17 @@ class Dead:
         self.phase = RUNNING
         """What runs now; once it has happened: what ran then."""
         self._what, self._wanted, self._left = what, phase, count
+        self._before = before
         self._armed = armed
 
     async def enter(self, phase: str) -> None:
         """Another phase begins."""
         if self.phase == self._wanted:
-            self._left = min(self._left, 1)
-            await self.moment(f"{self.phase} is over")
+            if self._before:
+                self._before -= 1
+            else:
+                self._left = min(self._left, 1)
+                await self.moment(f"{self.phase} is over")
         if not self.happened.is_set():
             self.phase = phase
         await self.moment(f"{phase} begins")
@@ -82,7 +100,7 @@ class Dead:
         """Go on, or never again."""
         if not self.happened.is_set():
             met = self._what in what and self._wanted in (None, self.phase)
-            if not self._armed or not met:
+            if not self._armed or not met or self._before:
                 return
             self._left -= 1
             if self._left > 0:

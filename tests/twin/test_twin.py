@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from gym.protocol import TurnpointError
-from tests.twin import in_process, real, steps
+from tests.twin import in_process, life, real
 from tests.twin.breaks import BREAKS, Break
 from tests.twin.in_process import claims_that_differ
 from tests.twin.mishaps import Mishap
@@ -183,8 +183,8 @@ async def test_the_twin_tells_what_is_broken(
 ) -> None:
     """The twin can fail: each of `tests.twin.breaks` shows, as a difference or an error."""
     break_it(monkeypatch)
-    monkeypatch.setattr(steps, "BUDGET_S", 4.0)
-    monkeypatch.setattr(in_process, "LIFE_LIMIT_S", 12.0)
+    monkeypatch.setattr(life, "BUDGET_S", 4.0)
+    monkeypatch.setattr(in_process, "LIFE_LIMIT_S", 20.0)
     twin = in_process.Twin(tmp_path, seed=BROKEN_SEED, points=25, give_up=True)
     try:
         told = (await twin.run()).differences

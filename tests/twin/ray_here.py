@@ -1,0 +1,189 @@
+"""Ray for the in-process twin: named actors, their calls and their end, without processes.
+
+`rl.job`, `rl.actors`, the Single Controller and what the activities do with them are the
+product's. Arguments and answers are pickled, as Ray does; a caller that leaves ends no call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import pytest
+from ray.exceptions import RayActorError
+
+from gym.protocol import StaleIncarnation, WrittenFile
+from rl import actors, job, single_controller
+from rl.controller import Controller
+from rl.fleet import Fleet
+from rl.gym_desk import GymDesk
+from rl.messages import RAY_NAMESPACE
+from rl.nemo_gym import NemoGym
+from rl.single_controller import SingleController
+from tests.twin.rows_here import RowsHere
+
+T = TypeVar("T")
+Moment = Callable[[str], Awaitable[None]]
+"""Awaited before and after everything that a crash may come between; told what it is."""
+
+
+class ClusterHere:
+    """The actors of one life."""
+
+    def __init__(self, moment: Moment) -> None:
+        """None yet."""
+        self.actors: dict[str, Any] = {}
+        self._moment = moment
+
+    async def call(self, name: str, actor: Any, method: str, arguments: bytes) -> Any:
+        """What happens to one call.
+
+        Raises:
+            RayActorError: The actor was killed.
+        """
+        await self._moment(f"{name}.{method} called")
+        if self.actors.get(name) is not actor:
+            raise RayActorError
+        answer = await getattr(actor, method)(*pickle.loads(arguments))
+        await self._moment(f"{name}.{method} answered")
+        return pickle.loads(pickle.dumps(answer))
+
+
+class Lives(Protocol):
+    """Who knows which life there is, and makes its actors."""
+
+    @property
+    def cluster(self) -> ClusterHere: ...
+
+    @property
+    def rows(self) -> RowsHere: ...
+
+    def make(self, what: str, *given: Any) -> None:
+        """Make an actor as the function `what` of `rl.job` does."""
+
+
+class _Handle:
+    def __init__(self, cluster: ClusterHere, name: str) -> None:
+        self._cluster, self._name = cluster, name
+        self._actor = cluster.actors[name]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Handle) and self._actor is other._actor
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __getattr__(self, method: str) -> _Method:
+        return _Method(partial(self._cluster.call, self._name, self._actor, method))
+
+
+class _Method:
+    def __init__(self, call: Callable[[bytes], Awaitable[Any]]) -> None:
+        self._call = call
+
+    def remote(self, *arguments: Any) -> Awaitable[Any]:
+        call = asyncio.ensure_future(self._call(pickle.dumps(arguments)))
+        return asyncio.shield(call)
+
+
+class _Ray:
+    """Those parts of the module `ray` that find and end actors."""
+
+    def __init__(self, lives: Lives) -> None:
+        self._lives = lives
+        self.util = self
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def list_named_actors(self, all_namespaces: bool) -> list[dict[str, str]]:
+        return [{"name": name, "namespace": RAY_NAMESPACE} for name in self._lives.cluster.actors]
+
+    def get_actor(self, name: str, namespace: str) -> _Handle:
+        if name not in self._lives.cluster.actors:
+            raise ValueError(f"no actor {name}")
+        return _Handle(self._lives.cluster, name)
+
+    def kill(self, handle: _Handle, no_restart: bool) -> None:
+        self._lives.cluster.actors.pop(handle._name, None)
+
+
+@contextmanager
+def instead_of_ray(lives: Lives) -> Iterator[None]:
+    """Have `rl` find and make the actors of `lives`."""
+
+    class Attached:
+        @staticmethod
+        async def attach() -> RowsHere:
+            return lives.rows
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (job, actors):
+            patch.setattr(module, "ray", _Ray(lives))
+        for maker in ("data_plane_host", "generation_actor", "nemo_gym", "single_controller"):
+            patch.setattr(job, maker, partial(lives.make, maker))
+        patch.setattr(single_controller, "DataPlane", Attached)
+        patch.setattr(single_controller, "configure_logging", lambda name: None)
+        yield
+
+
+class ControllerHere(SingleController):
+    """The product's, for the oracle to look into."""
+
+    @property
+    def controller(self) -> Controller | None:
+        """None: it was not started."""
+        return self._controller
+
+
+class NemoGymHere(NemoGym):
+    """The product's without its thread and its client."""
+
+    def __init__(self, fleet: Fleet, incarnation: int) -> None:
+        self._incarnation = incarnation
+        self._here = GymDesk(fleet)
+
+    async def _do(self, incarnation: int, work: Callable[[GymDesk], Awaitable[T]]) -> T:
+        _demand(self._incarnation, incarnation)
+        return await work(self._here)
+
+
+class HostHere:
+    """Hosts the rows."""
+
+    def __init__(self, job_id: str, incarnation: int, rows: RowsHere) -> None:
+        self._job_id, self._incarnation, self._rows = job_id, incarnation, rows
+
+    async def job_id(self) -> str:
+        return self._job_id
+
+    async def ping(self, incarnation: int) -> None:
+        _demand(self._incarnation, incarnation)
+
+    async def load(self, incarnation: int, folder: str, files: list[WrittenFile]) -> int:
+        _demand(self._incarnation, incarnation)
+        return await self._rows.load(Path(folder))
+
+    async def save(self, incarnation: int, folder: str) -> list[WrittenFile]:
+        _demand(self._incarnation, incarnation)
+        return await self._rows.save(Path(folder))
+
+
+class EndpointHere:
+    """Stands for the generation endpoint, which serves from the network here."""
+
+    def __init__(self, incarnation: int) -> None:
+        self._incarnation = incarnation
+
+    async def ready(self, incarnation: int) -> str:
+        _demand(self._incarnation, incarnation)
+        return "http://generation/v1"
+
+
+def _demand(mine: int, asked: int) -> None:
+    if asked != mine:
+        raise StaleIncarnation(f"this is incarnation {mine}")
