@@ -127,15 +127,15 @@ async def _beat(client: Client, lease_s: float | None, renew: Renew | None) -> N
                 left_s = lease_s - (time.monotonic() - asked)  # counted from the proof
                 if asked - renewed >= lease_s / LEASE_SHARE and left_s > 0:
                     renewed = asked
-                    renewing = asyncio.create_task(_awaited(renew(left_s)))
+                    renewing = asyncio.create_task(_renewed(renew, left_s))
             await asyncio.sleep(pause_s)
     finally:
         if renewing is not None:
             renewing.cancel()
 
 
-async def _awaited(answer: Awaitable[bool]) -> bool:
-    return await answer
+async def _renewed(renew: Renew, lease_s: float) -> bool:
+    return await renew(lease_s)
 
 
 async def prove(client: Client) -> None:

@@ -15,6 +15,7 @@ from rl.collaborators import STAGING
 from rl.loader import Loader
 from rl.recovery_ledger import RolloutRecord
 from rl.rollout_pump import RolloutPump
+from rl.snapshot_folder import SnapshotFolder
 from tests.twin.rows_here import RowsHere
 
 Break = Callable[[pytest.MonkeyPatch], None]
@@ -99,15 +100,22 @@ def send_nothing_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RolloutPump, "_feed", forgetful)
 
 
+def forget_what_is_published(patch: pytest.MonkeyPatch) -> None:
+    """Neither a publish that is tried again nor who asks the disk knows its own snapshot."""
+    patch.setattr(SnapshotFolder, "_published_as", lambda self, snapshot, checkpoint_id: None)
+    patch.setattr(SnapshotFolder, "find_published", lambda self, checkpoint_id: None)
+
+
 BREAKS: dict[Break, str] = {
     drop_owed_acknowledgements: "not acknowledged|result of",
     begin_the_loader_again: "the loader has given out other rollouts",
     skip_a_prompt: "the loader has given out other rollouts|no row",
     keep_stale_staging_rows: "staging rows that nobody owns",
-    apply_mutations_twice: "result differs",
+    apply_mutations_twice: "result differs|sent again without a restore or a failed run",
     restore_another_state: "result differs",
     keep_claims: "never given to the consumer",
     continue_restart_only: "sent again without a restore or a failed run",
     send_nothing_again: "no row",
+    forget_what_is_published: "a save has failed",
 }
 """Each with what the twin is to say about it."""

@@ -48,8 +48,9 @@ from tests.twin.rows import GENERATIONS, differences, sent_too_often
 from tests.twin.steps import Steps
 from tests.twin.temporal_here import temporal, worker
 
-FAST = Script(turns=SCRIPT.turns, turns_spread=SCRIPT.turns_spread, delay_s=0.003)
-PROMPTS = len(SORTS)
+FAST = Script(turns=SCRIPT.turns, turns_spread=SCRIPT.turns_spread, delay_s=0.02)
+PROMPTS = len(SORTS) + 2
+"""Those of one sort each, and two of which one uses what is restart_only: its crashes are rare."""
 MAX_INFLIGHT = 5
 LIFE_LIMIT_S = 60.0
 SLOW_S = 0.02
@@ -167,7 +168,7 @@ class Twin:
             self._look_at_discards()
         consumer = asyncio.create_task(_consume(life, claimed))
         # Drawn per life: how often it is saved.
-        every_s = self._draw.random.uniform(0.0, 0.15)
+        every_s = self._draw.random.uniform(0.0, 0.3)
         while (state := life.running.status().state) == "running":
             await asyncio.sleep(every_s)
             if saves:

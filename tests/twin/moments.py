@@ -17,11 +17,13 @@ RUNNING = "running"
 START = "start"
 SAVE = tuple(f"save: {phase}" for phase in (*save_snapshot.PHASES, "prune_snapshots"))
 RESTORE = tuple(f"restore: {phase}" for phase in restore_snapshot.PHASES)
+FRESH = (START, *SAVE)
+"""What a life goes through that begins a new line."""
 PHASES = (*SAVE, *RESTORE, RUNNING, START)
 _ANYWHERE = [("", 400), ("", 1500), ("put_", 90), ("acknowledge", 40), ("claim ", 12)]
 """What the moment is called, and which one of those at most."""
 _IN_PHASE = (1, 1, 2, 4, 10, 30)
-_SAVES_BEFORE = (0, 0, 0, 1)
+_SAVES_BEFORE = (0, 1, 1, 2)
 
 
 def phase_of(workflow: str, activity: str) -> str:
@@ -47,12 +49,13 @@ class Draw:
         if kind < 0.4:
             what, most = self.random.choice(_ANYWHERE)
             return Dead(what=what, count=self.random.randint(1, most))
-        deck = SAVE if fresh or kind < 0.7 else RESTORE
+        deck = FRESH if fresh else SAVE if kind < 0.7 else RESTORE
         left = self._decks.setdefault(deck, [])
         if not left:
             left += self.random.sample(deck, len(deck))
-        before = self.random.choice(_SAVES_BEFORE) if deck is SAVE else 0
-        return Dead(phase=left.pop(), count=self.random.choice(_IN_PHASE), before=before)
+        phase = left.pop()
+        before = self.random.choice(_SAVES_BEFORE) if phase in SAVE else 0
+        return Dead(phase=phase, count=self.random.choice(_IN_PHASE), before=before)
 
 
 class Dead:

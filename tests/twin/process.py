@@ -24,6 +24,7 @@ class Process:
     def __init__(self) -> None:
         """Make its loop one that knows whose each task is."""
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._dead = False
         self._threads = ThreadPoolExecutor(thread_name_prefix="twin")
         loop = asyncio.get_running_loop()
         loop.set_task_factory(_made)
@@ -36,12 +37,15 @@ class Process:
         return asyncio.get_running_loop().create_task(work, context=context)
 
     def owns(self, task: asyncio.Task[Any]) -> None:
-        """Take a new task."""
+        """Take a new task; one that a timer of the dead has started ends before it begins."""
+        if self._dead:
+            task.cancel()
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def kill(self) -> None:
         """End it; for a caller outside."""
+        self._dead = True
         while self._tasks:
             for task in self._tasks:
                 task.cancel()

@@ -58,7 +58,10 @@ class Steps:
     async def restore(self, life: Life) -> None:
         """Go on from the newest snapshot."""
         given = RestoreInput(job_id=self.config.job_id)
-        await self._run("RestoreSnapshot", "restore", given)
+        try:
+            await self._run("RestoreSnapshot", "restore", given)
+        except WorkflowFailureError as error:
+            raise AssertionError(f"a restore has failed: {_reason(error)}") from None
         self.outcome.restores += 1
         await life.dead.enter(RUNNING)
 
