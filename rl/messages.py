@@ -57,14 +57,15 @@ class ServerConfig(Wire):
     url: BaseUrl
 
 
-def _told_apart(servers: list[ServerConfig]) -> list[ServerConfig]:
+def told_apart(servers: list[ServerConfig]) -> list[ServerConfig]:
+    """The servers, each with a name of its own."""
     names = [server.name for server in servers]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"two servers have the name {', '.join(twice)}; each needs its own")
     return servers
 
 
-Servers = Annotated[list[ServerConfig], AfterValidator(_told_apart)]
+Servers = Annotated[list[ServerConfig], AfterValidator(told_apart)]
 """A server's name is its folder in a snapshot: no two are the same."""
 
 

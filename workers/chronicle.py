@@ -24,7 +24,7 @@ class Event(BaseModel):
 
     ts: float
     """Seconds since the epoch."""
-    what: Literal["restored", "started_over", "restarted", "failed_try", "adopted"]
+    what: Literal["restored", "started_over", "restarted", "failed_try", "adopted", "unanswered"]
     reasons: list[str] = []
     processes: list[str] = []
     """Started again, where no restore was needed."""
@@ -112,5 +112,5 @@ class Chronicle:
     @property
     def reasons(self) -> list[str]:
         """What was lost, in order."""
-        lost = [event for event in self.events if event.what != "failed_try"]
+        lost = [e for e in self.events if e.what not in ("failed_try", "unanswered")]
         return [reason for event in lost for reason in event.reasons]

@@ -34,17 +34,16 @@ from workers.demo_report import Continued, Measured, Report, Story, measure, mut
 from workers.errors import ProcessFailed, WorkerRoomError
 from workers.example_rows import example_rows
 from workers.job_status import use_ray_of
+from workers.policy_defaults import FLAGS, MAX_STEPS
 from workers.settings import Settings, load_settings
 from workers.stack import Stack, settings_of
 
 FOLDER = Path("build/demo")
 GENERATIONS = 2
-MAX_STEPS = 8
 TURNS_BEFORE_SAVE = 2
 OPTIONS = {
-    # Random weights act validly only under a grammar; a turn then is one or a few tool calls.
-    "policy_model": {"extra-body": '{"tool_choice": "required", "max_tokens": 256}'},
-    "simple_agent": {"max-steps": str(MAX_STEPS)},
+    # Also for the scripted policy: its rollouts are as long as those of vLLM.
+    **FLAGS["vllm"],
     # A slow environment: most rollouts are in the middle when the save comes.
     "counter": {"tool-delay-s": "1.5"},
 }

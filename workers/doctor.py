@@ -17,6 +17,7 @@ from pathlib import Path
 
 from workers.errors import WorkerRoomError
 from workers.example_rows import example_rows
+from workers.gym_servers import GymServer, search_path
 from workers.ports import HOST
 from workers.settings import Settings
 from workers.temporal_server import binary
@@ -48,7 +49,9 @@ def examine(settings: Settings) -> list[Finding]:
         "temporary folder": _temporary,
         "loopback": _loopback,
     }
-    return [Finding(name, check(settings)) for name, check in checks.items()]
+    findings = [Finding(name, check(settings)) for name, check in checks.items()]
+    servers = [server for server in settings.servers if server.command]
+    return findings + [Finding(f"server {server.name}", _server(server)) for server in servers]
 
 
 def _python(settings: Settings) -> str | None:
@@ -88,6 +91,15 @@ def _rows(settings: Settings) -> str | None:
     except WorkerRoomError as error:
         return str(error)
     return None
+
+
+def _server(server: GymServer) -> str | None:
+    folder = server.folder or Path.cwd()
+    if not folder.is_dir():
+        return f"{folder} is not there; correct its `folder` in turnpoint.toml"
+    program = server.command[0]
+    found = shutil.which(str(folder / program) if "/" in program else program, path=search_path())
+    return None if found else f"no program {program!r}; correct its `command` in turnpoint.toml"
 
 
 def _space(settings: Settings) -> str | None:

@@ -14,7 +14,7 @@ from gym.protocol import Phase, TurnpointError, Unauthorized
 from rl import incarnations
 from rl.messages import ControllerStatus, JobConfig, ServerConfig
 from rl.snapshot_folder import SnapshotFolder
-from workers import ray_head
+from workers import gym_servers, ray_head
 from workers.errors import SettingsError
 from workers.key_files import read_secret
 from workers.settings import Settings
@@ -148,7 +148,9 @@ async def _gym_phases(
         if isinstance(answer, TurnpointError):
             found[server.name] = None
             if answer.details.get("http") != _NO_SUCH_ROUTE:  # an unmodified server has none
-                problems[server.name] = f"{answer.code}: {answer.message}; {_next(answer, server)}"
+                owned = server.name in gym_servers.started(settings.servers)
+                what = _next(answer, server, owned)
+                problems[server.name] = f"{answer.code}: {answer.message}; {what}"
         elif isinstance(answer, BaseException):
             raise answer
         else:
@@ -156,7 +158,9 @@ async def _gym_phases(
     return found, problems
 
 
-def _next(error: TurnpointError, server: ServerConfig) -> str:
+def _next(error: TurnpointError, server: ServerConfig, owned: bool) -> str:
     if isinstance(error, Unauthorized):
         return "it was started with another token than this command has: restart it, or give its"
-    return f"look at `turnpoint logs {server.name}` and who listens at {server.url}"
+    if owned:
+        return f"look at `turnpoint logs {server.name}` and who listens at {server.url}"
+    return f"the stack does not start it (it has no `command`): look who listens at {server.url}"

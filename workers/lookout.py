@@ -13,15 +13,15 @@ import time
 from collections.abc import Callable, Collection
 
 from gym.client import GymClient
-from gym.protocol import TurnpointError
+from gym.protocol import Capabilities, ServerUnreachable, TurnpointError
 from rl import incarnations
 from rl.messages import ControllerStatus
+from workers import gym_servers
 from workers.errors import WorkerRoomError
 from workers.job_sighting import JobSighting
 from workers.mending import Mender
 from workers.ray_side import JobWatch
 from workers.settings import Settings, load_settings
-from workers.stack_parts import GYM_NAMES
 from workers.supervision import Seen
 from workers.temporal import connect
 from workers.workflow_runs import is_running
@@ -56,6 +56,8 @@ class Lookout:
         self._alive_since = self._answered_at = self._reached_at = time.monotonic()
         self._claim_seen: tuple[int, float] = (0, 0.0)
         self._claim_left: tuple[int, float] = (0, 0.0)
+        self._heard: dict[str, float] = {}
+        """When each Gym server has answered last, or was asked first."""
         record = mender.stack.record()
         self._stack_id = record.stack_id if record is not None else None
 
@@ -95,8 +97,13 @@ class Lookout:
             job=sighting,
             gone=frozenset(gone.difference(starting)),
             owned=frozenset(p.name for p in record.processes) if record else frozenset(),
-            gym=frozenset(GYM_NAMES),
+            gym=gym_servers.started(self.settings.servers),
             answering=answering,
+            unheard_s={
+                server.name: now - self._heard[server.name]
+                for server in self.settings.servers
+                if not server.command
+            },
             silent_s=now - self._answered_at,
             unreachable_s=now - self._reached_at,
             stopped=record.stopped if record is not None else False,
@@ -133,7 +140,7 @@ class Lookout:
 
     async def _answering(self, gym: GymClient) -> dict[str, str]:
         """Instance of each Gym server that answers; whether the others live is not told by that."""
-        servers = self.settings.job_config().servers
+        servers = self.settings.servers
         answers = await asyncio.gather(
             *(
                 asyncio.wait_for(gym.capabilities(server.url, server.name), ANSWER_LIMIT_S)
@@ -141,13 +148,16 @@ class Lookout:
             ),
             return_exceptions=True,
         )
-        found = {}
+        now, found = time.monotonic(), {}
         for server, answer in zip(servers, answers, strict=True):
-            if isinstance(answer, TurnpointError | TimeoutError):
-                continue
-            if isinstance(answer, BaseException):
+            if isinstance(answer, Capabilities):
+                found[server.name] = answer.instance_id
+            elif not isinstance(answer, TurnpointError | TimeoutError):
                 raise answer
-            found[server.name] = answer.instance_id
+            # An unmodified server has no such route: that is an answer too.
+            if not isinstance(answer, ServerUnreachable | TimeoutError):
+                self._heard[server.name] = now
+            self._heard.setdefault(server.name, now)
         return found
 
     def _newest(self) -> int:

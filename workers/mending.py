@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 
 from gym.protocol import Phase
+from workers import gym_servers
 from workers.errors import StackBusy
 from workers.job_status import gym_phases
 from workers.settings import Settings
@@ -89,6 +90,6 @@ class Mender:
         phases = await gym_phases(self._settings, self._settings.job_config())
         unfit = {name for name, found in phases.items() if found not in _USABLE[phase]}
         await self.restart(
-            *sorted(unfit & record.ports.keys()),
+            *sorted(unfit & gym_servers.started(self._settings.servers)),
             expect_restore=phase is Phase.AWAITING_RESTORE,
         )

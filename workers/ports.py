@@ -54,7 +54,8 @@ def choose(
             if fixed[name] in others or not is_free(fixed[name]):
                 raise PortInUse(
                     f"{name}: port {fixed[name]} is in use; end what holds it, or give another "
-                    f"one (ports.{name}), or none to take a free one"
+                    f"one (ports.{name}, or the url of a server that is named), or none to take a "
+                    "free one"
                 )
             chosen[name] = fixed[name]
     for name in names:

@@ -33,8 +33,9 @@ from temporalio.envconfig import ClientConfig, ClientConnectConfig
 
 from gym.protocol import Kind
 from gym.protocol.records import BaseUrl, ServerName
-from rl.messages import JobConfig, JobId, SaveSettings, Seconds, Servers, SnapshotPlace
+from rl.messages import JobConfig, JobId, SaveSettings, Seconds, SnapshotPlace
 from workers.errors import SettingsError, no_stack
+from workers.gym_servers import Servers
 from workers.settings_places import Places, nearest, not_json, refuse_unknown_variables
 from workers.settings_sources import (
     CONFIG_FILE,
@@ -118,7 +119,7 @@ class Settings(BaseSettings):
     """Identity of model and tokenizer for the topology check; set by `up` for its own."""
 
     servers: Servers = []
-    """The job's Gym servers; `up` sets its own three."""
+    """The job's Gym servers; where none is named `up` sets its own three."""
     generation_host: str = "127.0.0.1"
     """Where the generation endpoint listens: the Ray node of its actor."""
     generation_port: Port | None = None
@@ -216,7 +217,7 @@ class Settings(BaseSettings):
         return JobConfig(
             **dict(self.snapshot_place()),
             control_token_file=self.token_file,
-            servers=self.servers,
+            servers=[server.as_named() for server in self.servers],
             policy_url=self.policy_url,
             policy_model=self.policy_model,
             policy_sha256=self.policy_sha256,

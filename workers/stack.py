@@ -37,7 +37,14 @@ from workers.port_registry import port_registry
 from workers.ports import choose
 from workers.processes import alive, end, log_tail, names_left, spawn
 from workers.settings import SECRETS, STACK_FILE, Settings
-from workers.stack_parts import GYM_NAMES, Part, child_environment, parts, ports_needed, resolve
+from workers.stack_parts import (
+    Part,
+    child_environment,
+    fixed_ports,
+    parts,
+    ports_needed,
+    resolve,
+)
 from workers.stack_record import RunningProcess, StackRecord
 
 GRACE_S = 5.0
@@ -146,7 +153,7 @@ class Stack:
         with port_registry() as registry:
             ports = choose(
                 ports_needed(given),
-                fixed=given.ports,
+                fixed=fixed_ports(given),
                 kept=last.ports if last else {},
                 base=given.port_base,
                 others=registry.taken,
@@ -189,14 +196,21 @@ class Stack:
     def _spawn(self, record: StackRecord, settings: Settings, part: Part) -> _Started:
         log = self._folder / "logs" / f"{part.name}.log"
         seen = log.stat().st_size if log.exists() else 0
-        process = spawn(
-            part.name,
-            part.command,
-            stack_id=record.stack_id,
-            env={**child_environment(settings), **part.env},
-            folder=self._folder,
-            log=log,
-        )
+        try:
+            process = spawn(
+                part.name,
+                part.command,
+                stack_id=record.stack_id,
+                env={**child_environment(settings), **part.env},
+                folder=part.folder or self._folder,
+                log=log,
+            )
+        except OSError as error:
+            raise ProcessFailed(
+                f"{part.name} cannot be started: {error.strerror}: {error.filename}. Next: correct "
+                "the server's `command` or `folder` in turnpoint.toml, then `turnpoint down` and "
+                "`turnpoint up`"
+            ) from None
         return _Started(part, process, log, seen)
 
     def down(self, *, kill: bool = False) -> int:
@@ -283,11 +297,6 @@ class Stack:
             chosen = {*names, *(self.gone() if missing else ())}
             end(record.stack_id, names=chosen, grace_s=grace_s)
             return self._start_again(record, chosen, expect_restore)
-
-    def restart_gym(self, *, expect_restore: bool, names: Collection[str] = GYM_NAMES) -> None:
-        """End Gym servers and start them for a restore, or for a new line of the job."""
-        ours = [name for name in names if name in self._need_record().ports]
-        self.restart(*ours, expect_restore=expect_restore)
 
     def _start_again(
         self, record: StackRecord, names: Collection[str], expect_restore: bool | None

@@ -5,7 +5,7 @@
 | `temporal` | Temporal dev server with its UI | it answers about the namespace `default` |
 | `ray` | Ray head | the GCS answers |
 | `policy` | vLLM with the tiny model, or the scripted policy | it lists its model |
-| `policy_model`, `simple_agent`, `counter` | the Gym servers | they answer `capabilities` |
+| as they are called | the Gym servers that have a command | they answer `capabilities` |
 | `worker_1`, `worker_2` ... | snapshot workers | they say so in their log |
 """
 
@@ -19,29 +19,21 @@ from pathlib import Path
 
 import httpx
 
-from gym.protocol import Kind
 from gym.protocol.control import BASE_PATH
-from rl.messages import ServerConfig
 from rl.tiny_model import make_tiny_model
 from rl.vllm_command import POLICY_MODEL, vllm_command
-from workers import ray_head, temporal_server
+from workers import gym_servers, ray_head, temporal_server
+from workers.gym_servers import GymServer
 from workers.key_files import read_key_file
+from workers.policy_defaults import flags_of
 from workers.policy_url import base_url
 from workers.ports import HOST
 from workers.settings import ENV_PREFIX, Settings
 
-GYM_MODULES = {
-    Kind.MODEL: ("policy_model", "gym.model_server"),
-    Kind.AGENT: ("simple_agent", "gym.agent_server"),
-    Kind.RESOURCE: ("counter", "gym.counter"),
-}
-"""Name and module of the stack's own Gym servers."""
-GYM_NAMES = [name for name, _ in GYM_MODULES.values()]
 WORKER_PREFIX = "worker_"
 WORKER_READY = '"event": "ready"'
 MODEL_FOLDER = "model"
-SCRIPTED = ("--delay-s", "1", "--turns", "12", "--turns-spread", "4")
-"""Rollouts of 12 to 16 s, so that a person can save one by hand; `options.policy` changes it."""
+_NOT_FOUND = 404
 
 
 @dataclass(frozen=True)
@@ -57,6 +49,8 @@ class Part:
     url: str | None = None
     after: frozenset[str] = frozenset()
     """Started only when these are ready."""
+    folder: Path | None = None
+    """Working folder; None: the stack's."""
 
 
 def ports_needed(settings: Settings) -> list[str]:
@@ -68,9 +62,15 @@ def ports_needed(settings: Settings) -> list[str]:
         names += ["ray", "ray_client", "ray_agent"]
     if not settings.policy.startswith("http"):
         names.append("policy")
-    if not settings.servers:
-        names += GYM_NAMES
+    names += sorted(gym_servers.started(settings.servers)) if settings.servers else gym_servers.OWN
     return [*names, "generation"] if settings.generation_port is None else names
+
+
+def fixed_ports(settings: Settings) -> dict[str, int]:
+    """The ports that the settings demand, by name: a server's is that of its URL."""
+    return settings.ports | {
+        server.name: server.port for server in settings.servers if server.command
+    }
 
 
 def resolve(settings: Settings, ports: dict[str, int]) -> Settings:
@@ -84,6 +84,7 @@ def resolve(settings: Settings, ports: dict[str, int]) -> Settings:
         "control_token_file": settings.token_file,
         "snapshot_key_file": settings.key_file,
         "generation_port": settings.generation_port or ports["generation"],
+        "options": flags_of(settings.policy, settings.options),
     }
     if settings.temporal_address is None:
         found["temporal_address"] = f"{HOST}:{ports['temporal']}"
@@ -97,11 +98,11 @@ def resolve(settings: Settings, ports: dict[str, int]) -> Settings:
         found["policy_model"] = POLICY_MODEL
     if settings.policy == "vllm" and not settings.policy_sha256:
         found["policy_sha256"] = make_tiny_model(settings.state_dir / MODEL_FOLDER)
-    if not settings.servers:
-        found["servers"] = [
-            ServerConfig(name=name, kind=kind, url=f"http://{HOST}:{ports[name]}")
-            for kind, (name, _) in GYM_MODULES.items()
-        ]
+    found["servers"] = [
+        # Who starts it again may be elsewhere.
+        server.model_copy(update={"folder": server.folder or Path.cwd()})
+        for server in settings.servers
+    ] or gym_servers.own_servers(ports, HOST, settings.state_dir)
     return settings.model_copy(update=found)
 
 
@@ -141,8 +142,9 @@ def parts(
         found.append(_ray(settings, ports, ray_folder))
     if "policy" in ports:
         found.append(_policy(settings, ports["policy"]))
-    if "counter" in ports:
-        found += [_gym(settings, kind, ports, expect_restore) for kind in GYM_MODULES]
+    found += [
+        _gym(settings, server, expect_restore) for server in settings.servers if server.command
+    ]
     needs = frozenset(part.name for part in found if part.name in ("temporal", "ray"))
     found += [_worker(f"{WORKER_PREFIX}{n}", needs) for n in range(1, settings.workers + 1)]
     return found
@@ -179,7 +181,7 @@ def _ray(settings: Settings, ports: dict[str, int], folder: Path) -> Part:
 def _policy(settings: Settings, port: int) -> Part:
     base = f"http://{HOST}:{port}"
     if settings.policy == "scripted":
-        command = [sys.executable, "-m", "rl.scripted_policy", "--port", str(port), *SCRIPTED]
+        command = [sys.executable, "-m", "rl.scripted_policy", "--port", str(port)]
         env: dict[str, str] = {}
     else:
         command, env = vllm_command(settings.state_dir / MODEL_FOLDER, port, host=HOST)
@@ -192,31 +194,21 @@ def _policy(settings: Settings, port: int) -> Part:
     )
 
 
-def _gym(settings: Settings, kind: Kind, ports: dict[str, int], expect_restore: bool) -> Part:
-    name, module = GYM_MODULES[kind]
-    url = f"http://{HOST}:{ports[name]}"
-    flags = {
-        "name": name,
-        "port": str(ports[name]),
-        "snapshot-root": str(settings.snapshots),
-        "control-token-file": str(settings.token_file),
-        "expect-restore": str(expect_restore).lower(),
-    }
-    if kind is Kind.MODEL:
-        flags["generation-url"] = f"http://{HOST}:{settings.generation_port}/v1"
-    if kind is Kind.AGENT:
-        flags["model-url"] = f"http://{HOST}:{ports['policy_model']}"
-        flags["resource"] = f"counter=http://{HOST}:{ports['counter']}"
-    command = [sys.executable, "-m", module]
-    for flag, value in flags.items():
-        command += [f"--{flag}", value]
+def _gym(settings: Settings, server: GymServer, expect_restore: bool) -> Part:
     token = read_key_file(settings.token_file, "control_token")
     headers = {"Authorization": f"Bearer {token.get_secret_value()}"}
+    # A server without the control routes (an unmodified one) answers 404, and takes part too.
     return Part(
-        name=name,
-        command=[*command, *_flags(settings, name)],
-        is_ready=lambda log: _answers(f"{url}{BASE_PATH}/capabilities", headers),
-        url=url,
+        name=server.name,
+        command=[*server.command, *_flags(settings, server.name)],
+        env=gym_servers.environment(
+            server,
+            generation_url=f"http://{settings.generation_host}:{settings.generation_port}/v1",
+            expect_restore=expect_restore,
+        ),
+        is_ready=lambda log: _answers(f"{server.url}{BASE_PATH}/capabilities", headers, _NOT_FOUND),
+        url=server.url,
+        folder=server.folder,
     )
 
 
@@ -234,8 +226,9 @@ def _flags(settings: Settings, name: str) -> list[str]:
     return [word for flag, value in options.items() for word in (f"--{flag}", value)]
 
 
-def _answers(url: str, headers: dict[str, str] | None = None) -> bool:
+def _answers(url: str, headers: dict[str, str] | None = None, *or_with: int) -> bool:
     try:
-        return httpx.get(url, headers=headers, timeout=2, trust_env=False).is_success
+        answer = httpx.get(url, headers=headers, timeout=2, trust_env=False)
     except httpx.TransportError:
         return False
+    return answer.is_success or answer.status_code in or_with

@@ -8,6 +8,9 @@
 - `Restart`: a worker, Temporal or the policy is gone. `Revive`: the generation endpoint's or the
   NemoGym actor is. The job goes on meanwhile.
 
+A Gym server without a `command` that does not answer is told of, once (`unanswered`): whoever
+owns it starts it again, and another instance is a loss like any other.
+
 Guarantees: it looks at nothing but its argument. Losing a process without state never costs a
 restore; losing one with state always does (design section 4).
 """
@@ -26,6 +29,9 @@ SILENT_S = 120.0
 a machine that swaps; a restore that was not needed costs every rollout its running turn."""
 UNREACHABLE_S = 30.0
 """The stack's own Ray, alive and without an answer: its GCS is lost."""
+UNHEARD_S = 10.0
+"""A Gym server that answers nothing for so long is told of. Asked twice a second, each time for
+2 s: one that only works hard, or is started again at once, is not."""
 STATELESS_ACTORS = (GENERATION, NEMO_GYM)
 
 
@@ -47,6 +53,8 @@ class Seen:
     """Those of them that are Gym servers: they hold the job's state."""
     answering: Mapping[str, str] = field(default_factory=dict)
     """Instance id of each Gym server that answers."""
+    unheard_s: Mapping[str, float] = field(default_factory=dict)
+    """Since the last answer of each Gym server that the stack does not start."""
     silent_s: float = 0.0
     """Since the controller's last answer."""
     unreachable_s: float = 0.0
@@ -134,6 +142,11 @@ def decide(seen: Seen) -> Deed:
     if reasons := tuple(_losses(seen)):
         return Recover(reasons, _ray_is_lost(seen))
     return _mended(seen)
+
+
+def unanswered(seen: Seen) -> frozenset[str]:
+    """Gym servers that somebody else has to start again; until then nothing can be done."""
+    return frozenset(name for name, unheard_s in seen.unheard_s.items() if unheard_s > UNHEARD_S)
 
 
 def _losses(seen: Seen) -> Iterator[str]:

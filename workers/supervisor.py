@@ -40,6 +40,7 @@ from workers.supervision import (
     Seen,
     Wait,
     decide,
+    unanswered,
 )
 from workers.workflow_runs import Shown
 
@@ -99,6 +100,8 @@ class Supervisor:
         self._lost: dict[str, None] = {}
         """Why the job is being brought back, in order; more may be lost meanwhile."""
         self._mending: dict[str, asyncio.Task[None]] = {}
+        self._unanswered: frozenset[str] = frozenset()
+        """Gym servers of others whose silence was told."""
         self._in_a_row = 0
         self._alive_since = time.monotonic()
         self._finished = -1
@@ -136,11 +139,28 @@ class Supervisor:
                     if isinstance(deed, End):
                         await self._end_mending()
                         return deed.status
+                    self._tell_of_others(unanswered(seen))
                     self._do(deed, seen)
                     await asyncio.sleep(LOOK_EVERY_S)
                     self._collect()
         finally:
             await self._cancel_all()
+
+    def _tell_of_others(self, silent: frozenset[str]) -> None:
+        """Gym servers that the stack does not start: say once that they are gone, or back."""
+        servers = {server.name: server for server in self._settings.servers}
+        for name in sorted(silent - self._unanswered):
+            self._chronicle.tell(
+                "unanswered",
+                f"{name} at {servers[name].url} does not answer, and the stack cannot start it: "
+                "it has no `command` in turnpoint.toml. Start it with `--expect-restore true`, "
+                "and the job's other servers without a `command` too; the job is then restored",
+                participant=name,
+            )
+            self._chronicle.note(Event(ts=time.time(), what="unanswered", reasons=[name]))
+        for name in sorted(self._unanswered - silent):
+            self._chronicle.tell("answers_again", f"{name} answers again", participant=name)
+        self._unanswered = silent
 
     # --- doing --------------------------------------------------------------------------------
 

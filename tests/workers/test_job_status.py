@@ -36,6 +36,7 @@ def test_each_server_without_a_phase_has_its_reason_and_the_next_step(
         state_dir=tmp_path,
         servers=[
             {"name": name, "kind": "resource", "url": f"http://127.0.0.1:{port}"}
+            | ({"command": ["true"]} if name == "down" else {})
             for port, name in enumerate(ANSWERS, start=1)
         ],
         policy_url="http://127.0.0.1:9/v1",
@@ -48,6 +49,7 @@ def test_each_server_without_a_phase_has_its_reason_and_the_next_step(
     assert "turnpoint logs down" in view.problems["down"]
     assert "http://127.0.0.1:1" in view.problems["down"]
     assert view.problems["broken"].startswith("server_fault: HTTP 500")
+    assert "the stack does not start it" in view.problems["broken"]
     assert view.problems["stranger"].startswith("unauthorized: ")
     assert "another token" in view.problems["stranger"]
 

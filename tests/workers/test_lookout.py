@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from pydantic import SecretStr
 
@@ -86,3 +87,28 @@ async def test_a_claim_that_a_later_look_shows_without_life_is_worked_on_by_nobo
         assert (await look(gym)).claim_driven
         look.watch.seen = sighting(None, at=time.monotonic())
         assert not (await look(gym)).claim_driven
+
+
+async def test_only_the_silence_of_servers_that_others_start_is_counted(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Break: count an answer of 404 (an unmodified server's) as silence."""
+    urls = {"gone": "http://127.0.0.1:1", "unmodified": "http://127.0.0.1:2"}
+    servers = [
+        *({"name": name, "kind": "resource", "url": url} for name, url in urls.items()),
+        {"name": "ours", "kind": "resource", "url": "http://127.0.0.1:3", "command": ["python"]},
+    ]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.port == 2:
+            return httpx.Response(404)
+        raise httpx.ConnectError("refused")
+
+    look = Look(load_settings(**{**dict(settings), "servers": servers}), monkeypatch)
+    async with GymClient(SecretStr("t" * 40), transport=httpx.MockTransport(answer)) as gym:
+        first = await look(gym)
+        then = await look(gym)
+    assert first.gym == {"ours"}
+    assert set(first.unheard_s) == {"gone", "unmodified"}
+    assert then.unheard_s["gone"] > first.unheard_s["gone"]
+    assert then.unheard_s["gone"] > then.unheard_s["unmodified"]

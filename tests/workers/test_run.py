@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
+from typing import Any
 
 import pytest
 
 from tests.workers.conftest import Began
-from tests.workers.test_supervision import sighting, status
-from workers import cli
-from workers.cli_output import EXIT_OK, EXIT_REFUSED
+from tests.workers.test_supervision import seen, sighting, status
+from workers import cli, cli_run, job_runs
+from workers.cli_output import EXIT_OK, EXIT_REFUSED, EXIT_TERMINATED
 from workers.job_sighting import JobSighting
+from workers.lookout import Lookout
+from workers.mending import Mender
+from workers.supervision import Seen
 
 
 @pytest.mark.parametrize("words", [[], ["--detach"]])
@@ -56,3 +63,45 @@ def test_the_cluster_of_another_job_is_refused(
     assert cli.run(["run", "--json", *words]) == EXIT_REFUSED
     error = json.loads(capsys.readouterr().out)["error"]
     assert error["code"] == "other_job" and "'theirs'" in error["message"]
+
+
+def test_sigterm_while_the_job_is_brought_back_saves_nothing_and_says_so(
+    look: list[JobSighting], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Break: save whenever there is a supervisor, and wait for a controller that is not there."""
+    look.append(sighting(None))
+    monkeypatch.setenv("TURNPOINT_CONTROL_TOKEN", "t" * 40)
+    begun: list[bool] = []
+
+    async def begin(*_: Any, **options: Any) -> job_runs.Begun:
+        begun.append(options.get("replace", False))
+        if len(begun) > 1:  # the restore of the job that was lost
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.Event().wait()
+        return job_runs.Begun(incarnation=3, restored=None)
+
+    async def lost(*_: Any, recovering: bool, **__: Any) -> Seen:
+        return seen(recovering=recovering, gone=set() if recovering else {"counter"})
+
+    async def nothing(*_: Any, **__: Any) -> None:
+        pass
+
+    async def save(*_: Any) -> None:
+        raise AssertionError("there is no job to save")
+
+    monkeypatch.setattr(job_runs, "begin", begin)
+    monkeypatch.setattr(job_runs, "has_snapshot_on_line", lambda _: True)
+    monkeypatch.setattr(Lookout, "look", lost)
+    monkeypatch.setattr(Mender, "restart", nothing)
+    monkeypatch.setattr(cli_run, "last_save", save)
+    monkeypatch.setenv("TURNPOINT_POLICY_URL", "http://127.0.0.1:1/v1")
+    monkeypatch.setenv("TURNPOINT_GENERATION_PORT", "1")
+    assert cli.run(["run", "--json"]) == EXIT_TERMINATED
+    assert begun == [False, True]
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["state"] == "terminated"
+    assert summary["last_save"] == {
+        "outcome": "none",
+        "snapshot": None,
+        "reason": "the job was not running at that moment",
+    }

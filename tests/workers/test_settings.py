@@ -18,8 +18,9 @@ from gym.gymnasium_server import GymnasiumServerSettings
 from gym.model_server import ModelServerSettings
 from gym.protocol import Kind
 from gym.settings import ServerSettings
-from rl.messages import SaveSettings, ServerConfig
+from rl.messages import SaveSettings
 from workers.errors import SettingsError
+from workers.gym_servers import GymServer
 from workers.processes import NAME_MARK, STACK_MARK
 from workers.settings import Settings, load_settings
 from workers.settings_places import OTHERS
@@ -254,7 +255,9 @@ def test_children_get_everything_but_secrets(monkeypatch: pytest.MonkeyPatch) ->
         control_token=SECRET,
         snapshot_key=SECRET,
         lease_s=7,
-        servers=[ServerConfig(name="a", kind=Kind.AGENT, url="http://127.0.0.1:1")],
+        servers=[
+            GymServer(name="a", kind=Kind.AGENT, url="http://127.0.0.1:1", command=["a", "--b"])
+        ],
         options={"simple_agent": {"max-steps": "8"}},
     )
     env = given.environment()

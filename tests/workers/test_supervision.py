@@ -19,6 +19,7 @@ from rl.messages import (
 from workers.job_sighting import JobSighting
 from workers.supervision import (
     SILENT_S,
+    UNHEARD_S,
     UNREACHABLE_S,
     Adopt,
     End,
@@ -29,6 +30,7 @@ from workers.supervision import (
     Seen,
     Wait,
     decide,
+    unanswered,
 )
 
 GYM = frozenset({"policy_model", "simple_agent", "counter"})
@@ -142,6 +144,13 @@ def test_a_restarted_gym_server_is_never_taken_for_the_old_one() -> None:
 
 def test_a_server_that_does_not_answer_is_not_lost_by_that() -> None:
     assert decide(seen(answering={})) == Wait()
+
+
+def test_the_silence_of_a_server_that_somebody_else_starts_is_told_after_a_while() -> None:
+    """Break: wait for ever, and nobody knows what for."""
+    silent = seen(unheard_s={"judge": UNHEARD_S + 1, "taxi": UNHEARD_S - 1})
+    assert decide(silent) == Wait()
+    assert unanswered(silent) == {"judge"}
 
 
 def test_an_unmodified_server_has_no_instance_to_compare() -> None:

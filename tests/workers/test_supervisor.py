@@ -21,7 +21,7 @@ from workers.mending import Mender
 from workers.ray_side import JobWatch
 from workers.settings import Settings, load_settings
 from workers.stack import Stack
-from workers.supervision import Seen
+from workers.supervision import UNHEARD_S, Seen
 from workers.supervisor import GIVE_UP_AFTER, GivenUp, Supervisor, backoff_s
 from workers.workflow_runs import WorkflowFailed
 
@@ -181,6 +181,20 @@ async def test_a_second_loss_during_a_recovery_begins_it_again(
     await given.run(look)
     assert given.chronicle.restores == 1
     assert given.chronicle.reasons == ["counter is gone", "simple_agent is gone"]
+
+
+async def test_a_server_that_the_stack_cannot_start_is_told_of_once_an_outage(given: Given) -> None:
+    """Break: tell at each look, or only the first outage."""
+    silent = seen(unheard_s={"counter": UNHEARD_S + 1})
+    looks = iter([WELL, silent, silent, WELL, silent, FINISHED])
+    await given.run(lambda _: next(looks))
+    gone = [line for line in given.told if "does not answer" in line]
+    assert len(gone) == 2
+    assert "counter at http://127.0.0.1:1" in gone[0]
+    assert "--expect-restore true" in gone[0] and "command" in gone[0]
+    assert given.told[1] == "counter answers again"
+    assert given.chronicle.reasons == []
+    assert given.began == []
 
 
 async def test_a_stack_that_was_stopped_ends_the_supervision(given: Given) -> None:

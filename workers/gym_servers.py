@@ -1,0 +1,134 @@
+"""The Gym servers of a job as a stack knows them: its own three, or those of `turnpoint.toml`.
+
+One with a `command` is a part of the stack: `up` starts it, `run` brings it back, `down` ends it.
+One without is somebody else's: it is waited for, and `run` says so when it does not answer.
+
+What every command finds in its environment, besides the settings (`TURNPOINT_SNAPSHOT_ROOT`,
+`TURNPOINT_CONTROL_TOKEN_FILE` among them), is what `gym.settings` reads anyway:
+
+| variable | what |
+|---|---|
+| `TURNPOINT_NAME` | the server's name |
+| `TURNPOINT_HOST`, `TURNPOINT_PORT` | where it listens: those of its `url` |
+| `TURNPOINT_EXPECT_RESTORE` | `true`: it awaits a restore |
+| `TURNPOINT_GENERATION_URL` | where a policy model server gets its completions |
+| `PATH` | that of `up`, with this environment's programs first: `python` is its Python |
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field, field_validator, model_validator
+
+from gym.protocol import Kind
+from gym.protocol.records import ServerName
+from rl.messages import ServerConfig, told_apart
+
+NOT_FOR_SERVERS = frozenset(
+    {"temporal", "temporal_ui", "ray", "ray_client", "ray_agent", "ray_child"}
+    | {"policy", "generation", "supervisor"}
+)
+"""Names of a stack's other processes, ports and logs."""
+_WORKER = re.compile(r"worker_\d+")
+
+MODEL, AGENT, RESOURCE = "policy_model", "simple_agent", "counter"
+OWN = (MODEL, AGENT, RESOURCE)
+"""The servers of a stack whose settings name none."""
+
+
+class GymServer(ServerConfig):
+    """One Gym server, and how it is started."""
+
+    command: list[Annotated[str, Field(min_length=1)]] = []
+    """Program and arguments; no secret stands here. Empty: somebody else starts it."""
+    folder: Path | None = None
+    """Working folder of the command. Default: that in which `up` was called."""
+
+    @field_validator("folder")
+    @classmethod
+    def _absolute(cls, folder: Path | None) -> Path | None:
+        return folder and folder.expanduser().absolute()
+
+    @model_validator(mode="after")
+    def _can_be_started(self) -> GymServer:
+        if not self.command:
+            return self
+        if self.name in NOT_FOR_SERVERS or _WORKER.fullmatch(self.name):
+            raise ValueError(f"{self.name} is the name of another process of the stack")
+        if urlsplit(self.url).port is None:
+            raise ValueError("a server with a command needs a url with the port it listens on")
+        return self
+
+    @property
+    def port(self) -> int:
+        """Where it listens. Only one with a command surely has a port."""
+        port = urlsplit(self.url).port
+        assert port is not None  # _can_be_started
+        return port
+
+    def as_named(self) -> ServerConfig:
+        """What the rest of the job is told: not how it is started."""
+        return ServerConfig(name=self.name, kind=self.kind, url=self.url)
+
+
+def _listen_apart(servers: list[GymServer]) -> list[GymServer]:
+    names: dict[int, str] = {}
+    for server in [server for server in servers if server.command]:
+        other = names.setdefault(server.port, server.name)
+        if other != server.name:
+            raise ValueError(f"{other} and {server.name} listen on one port, {server.port}")
+    return servers
+
+
+Servers = Annotated[list[GymServer], AfterValidator(told_apart), AfterValidator(_listen_apart)]
+
+
+def own_servers(ports: Mapping[str, int], host: str, folder: Path) -> list[GymServer]:
+    """The three servers that `up` brings along where the settings name none.
+
+    Args:
+        ports: The chosen ports by name.
+        host: Where they listen.
+        folder: Their working folder: nothing in it hides a module.
+    """
+    urls = {name: f"http://{host}:{ports[name]}" for name in OWN}
+    run = ["python", "-m"]
+    wired = ["--model-url", urls[MODEL], "--resource", f"{RESOURCE}={urls[RESOURCE]}"]
+    told: dict[str, tuple[Kind, list[str]]] = {
+        MODEL: (Kind.MODEL, [*run, "gym.model_server"]),
+        AGENT: (Kind.AGENT, [*run, "gym.agent_server", *wired]),
+        RESOURCE: (Kind.RESOURCE, [*run, "gym.counter"]),
+    }
+    return [
+        GymServer(name=name, kind=kind, url=urls[name], command=command, folder=folder)
+        for name, (kind, command) in told.items()
+    ]
+
+
+def environment(server: GymServer, *, generation_url: str, expect_restore: bool) -> dict[str, str]:
+    """What one server's command is told, besides the settings; see the table above."""
+    return {
+        "TURNPOINT_NAME": server.name,
+        "TURNPOINT_HOST": urlsplit(server.url).hostname or "",
+        "TURNPOINT_PORT": str(server.port),
+        "TURNPOINT_EXPECT_RESTORE": str(expect_restore).lower(),
+        "TURNPOINT_GENERATION_URL": generation_url,
+        "PATH": search_path(),
+    }
+
+
+def search_path() -> str:
+    """Where the programs of commands are looked for."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+
+
+def started(servers: list[GymServer]) -> frozenset[ServerName]:
+    """Names of those that the stack starts."""
+    return frozenset(server.name for server in servers if server.command)
