@@ -7,7 +7,8 @@ tried again after a back-off that grows up to `MOST_BACKOFF_S`; `GIVE_UP_AFTER` 
 got nowhere end the supervision. Nothing of a live job is touched before its next incarnation is
 claimed, and nothing of a stack that somebody has ended with `turnpoint down`.
 
-Not guaranteed: anything after the death of this process; `turnpoint run` begins again.
+Not guaranteed: anything after the death of this process; `turnpoint run` begins again, and
+`docker/turnpoint.service` has systemd begin it.
 """
 
 from __future__ import annotations
@@ -246,8 +247,10 @@ class Supervisor:
         self._chronicle.tell(
             "lost", f"{why}: bringing the job back {then}", reasons=deed.reasons, wait_s=wait_s
         )
-        before, self._to_start = self._recovering, seen.gone
-        self._recovering = asyncio.create_task(self._recover(deed, seen.gone, wait_s, before))
+        # What the last one has not started yet is still to be started, and no news.
+        before, self._to_start = self._recovering, self._to_start | seen.gone
+        gone = self._to_start
+        self._recovering = asyncio.create_task(self._recover(deed, gone, wait_s, before))
 
     async def _recover(
         self,

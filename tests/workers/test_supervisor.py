@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +80,12 @@ class Given:
         self._settings = settings
 
     async def run(self, look: Callable[[bool], Seen]) -> Any:
-        async def given(_: Lookout, __: Any, ___: int, *, recovering: bool, **____: Any) -> Seen:
+        async def given(
+            _: Lookout, __: Any, ___: int, *, recovering: bool, starting: Collection[str]
+        ) -> Seen:
             await asyncio.sleep(0.001)
-            return look(recovering)
+            seen = look(recovering)
+            return replace(seen, gone=seen.gone.difference(starting))
 
         self._monkeypatch.setattr(Lookout, "look", given)
         return await Supervisor(
@@ -181,6 +185,28 @@ async def test_a_second_loss_during_a_recovery_begins_it_again(
     await given.run(look)
     assert given.chronicle.restores == 1
     assert given.chronicle.reasons == ["counter is gone", "simple_agent is gone"]
+
+
+async def test_processes_that_die_one_after_the_other_are_each_told_once(
+    given: Given, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Break: forget, at the second loss, what the first recovery was to start.
+
+    Each look then finds the other one gone, and twenty of them give the job up within seconds.
+    """
+    monkeypatch.setattr(supervisor, "backoff_s", lambda _: 0.05)
+    gone = iter([{"counter"}])
+
+    def look(recovering: bool) -> Seen:
+        if given.began:
+            return FINISHED
+        return seen(recovering=recovering, gone=next(gone, {"counter", "simple_agent"}))
+
+    await given.run(look)
+    lost = [line.partition(":")[0] for line in given.told if "bringing the job back" in line]
+    assert lost == ["counter is gone", "simple_agent is gone"]
+    assert "starting counter, simple_agent" in given.told
+    assert len(given.began) == 1
 
 
 async def test_a_server_that_the_stack_cannot_start_is_told_of_once_an_outage(given: Given) -> None:
