@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from workers.gym_servers import AGENT, MODEL
+from workers.gym_servers import AGENT, MODEL, OWN
 
 MAX_STEPS = 8
 FLAGS: dict[str, dict[str, dict[str, str]]] = {
@@ -26,9 +26,22 @@ FLAGS: dict[str, dict[str, dict[str, str]]] = {
 """By policy and process. `docker-compose.yml` has those of `vllm` too."""
 
 
-def flags_of(policy: str, options: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
-    """The flags of each process: these, with `options` over them."""
-    defaults = FLAGS.get(policy, {})
+def flags_of(
+    policy: str, options: Mapping[str, Mapping[str, str]], *, own_servers: bool
+) -> dict[str, dict[str, str]]:
+    """The flags of each process: these, with `options` over them.
+
+    Args:
+        policy: As the settings have it.
+        options: As the settings have them.
+        own_servers: Whether the Gym servers are the stack's own: of those that somebody names,
+            nobody here knows what they play.
+    """
+    defaults = {
+        name: flags
+        for name, flags in FLAGS.get(policy, {}).items()
+        if own_servers or name not in OWN
+    }
     return {
         name: {**defaults.get(name, {}), **options.get(name, {})}
         for name in {**defaults, **options}

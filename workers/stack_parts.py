@@ -84,7 +84,7 @@ def resolve(settings: Settings, ports: dict[str, int]) -> Settings:
         "control_token_file": settings.token_file,
         "snapshot_key_file": settings.key_file,
         "generation_port": settings.generation_port or ports["generation"],
-        "options": flags_of(settings.policy, settings.options),
+        "options": flags_of(settings.policy, settings.options, own_servers=not settings.servers),
     }
     if settings.temporal_address is None:
         found["temporal_address"] = f"{HOST}:{ports['temporal']}"

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from workers.policy_defaults import FLAGS
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -45,3 +47,11 @@ def test_no_token_is_in_the_file() -> None:
     text = (ROOT / "docker-compose.yml").read_text()
     assert "TURNPOINT_CONTROL_TOKEN:" not in text
     assert "TURNPOINT_SNAPSHOT_KEY:" not in text
+
+
+@pytest.mark.parametrize("name", sorted(FLAGS["vllm"]))
+def test_the_tiny_model_plays_under_the_flags_of_a_local_stack(name: str) -> None:
+    """Break: change them in one place alone."""
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    for flag, value in FLAGS["vllm"][name].items():
+        assert f"--{flag}={value}" in services[name]["command"]

@@ -87,6 +87,11 @@ def test_random_weights_get_a_grammar_and_a_bound_whoever_starts_the_stack(
     changed = parts_of(settings_of(tmp_path, policy="vllm", options=own))
     assert changed["simple_agent"].command[-2:] == ["--max-steps", "3"]
     assert changed["policy_model"].command == found["policy_model"].command
+    named = {**TAXI, "name": "policy_model"}  # whose rows may offer no tool
+    assert (
+        "--extra-body"
+        not in parts_of(settings_of(tmp_path, named, policy="vllm"))["policy_model"].command
+    )
     scripted = parts_of(settings_of(tmp_path))
     assert "--extra-body" not in scripted["policy_model"].command
     delay_s = FLAGS["scripted"]["policy"]["delay-s"]
