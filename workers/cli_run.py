@@ -66,6 +66,9 @@ def run(
     job on the stack or cluster of another; one that has finished is left as it is (exit code 0)
     unless --fresh. A job of which every rollout failed ends with exit code 1.
 
+    Nothing starts this command again when it is lost with the machine: docker/turnpoint.service,
+    a systemd unit, runs `turnpoint up` and `turnpoint run` at boot and after any loss.
+
     Ctrl-C ends the supervision, not the job. SIGTERM (a preemption notice) makes a last save
     within --grace-s and ends with 143; the stack stays up unless --down.
     """
