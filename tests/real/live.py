@@ -31,6 +31,7 @@ from workers.stack_parts import child_environment
 from workers.temporal import connect
 
 JOB = "demo"
+ROOT = Path(__file__).parents[2]
 CLI_LIMIT_S = 180.0
 NOT_THE_JOBS = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
 """Ray's own: the raylet dies with its agents, and an idle worker is nobody's yet."""
@@ -77,6 +78,11 @@ class Live:
     def stack(self) -> Stack:
         """To start, kill and end its processes."""
         return Stack(load_settings(attach=False, state_dir=self.folder, **self._given))
+
+    def by_environment(self) -> dict[str, str]:
+        """The environment in which commands find what this stack is started with."""
+        given = load_settings(attach=False, state_dir=self.folder, **self._given)
+        return environment() | given.environment()
 
     def up(self, **options: Any) -> None:
         """Start everything and wait until it is ready."""
@@ -193,18 +199,25 @@ class Live:
 
     def rows(self) -> dict[str, dict[str, Any]]:
         """Every training row by rollout, read from TransferQueue."""
-        settings = self.settings
+        found: dict[str, dict[str, Any]] = json.loads(self._driver("rows").splitlines()[-1])
+        return found
+
+    def end_actors(self, *names: str) -> None:
+        """End actors so that Ray does not start them again."""
+        self._driver("end_actors", *names)
+
+    def _driver(self, module: str, *words: str) -> str:
+        """What a process that joins the stack's Ray prints: this one never joins one."""
         done = subprocess.run(
-            [sys.executable, "-m", "tests.real.rows"],
+            [sys.executable, "-m", f"tests.real.{module}", *words],
             capture_output=True,
             text=True,
             timeout=120,
             check=True,
-            cwd=Path(__file__).parents[2],
-            env=child_environment(settings),
+            cwd=ROOT,
+            env=child_environment(self.settings),
         )
-        found: dict[str, dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
-        return found
+        return done.stdout
 
     def log(self, name: str, event: str) -> list[dict[str, Any]]:
         """The lines of a process's log that tell of an event."""
@@ -237,7 +250,7 @@ class Live:
             [sys.executable, "-m", "tests.faults.held_worker"],
             stack_id=record.stack_id,
             env=child_environment(settings_of(record)),
-            folder=Path(__file__).parents[2],
+            folder=ROOT,
             log=log,
         )
         if wait:

@@ -1,33 +1,40 @@
 """`turnpoint run` keeps a job alive; `restore --replace` takes a live one back (issue 3).
 
-Real parts with the scripted policy, one stack and two jobs. The first loses a worker and the
-policy, then every kind of process with state, and runs to its end. The second is terminated with
-too little time for a save, brought back by `run`, replaced by hand, loses every process at once,
-and is terminated with time enough.
-
-"The whole machine" means here: SIGKILL to every process of the stack, Temporal and Ray included,
-while `turnpoint run` itself survives (as on a node of its own). Where it dies too, whatever
-starts the machine's services starts `turnpoint up` and `turnpoint run` again, with the words of
-the first time, and `run` restores by itself: `test_story` and the demo show that.
+Real parts with the scripted policy, one stack and two jobs. Its Gym servers are named as in
+`turnpoint.toml`, each with its command, and are four. The first job loses a worker, the policy and
+the actors without state, then every kind of process with state, and runs to its end. The second is
+terminated with too little time for a save, brought back by `run`, replaced by hand, and loses the
+whole machine twice: every process of the stack, Temporal and Ray included, while `turnpoint run`
+survives (as on a node of its own), and then with it. `docker/turnpoint.service` brings it back
+from that, and terminates it with time enough.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
 import pytest
 from temporalio.client import WorkflowExecutionStatus
 
 from rl import incarnations
-from tests.real.live import AGENT, JOB, RESOURCE, TEMPORAL, TURNPOINT, Live, environment, wait_for
-from workers.processes import names_left
+from tests.real.live import AGENT, JOB, MODEL, RESOURCE, TEMPORAL, Live, environment, wait_for
+from tests.real.supervised import (
+    DICE,
+    SERVERS,
+    URLS,
+    as_systemd,
+    command,
+    started,
+    unit_of_systemd,
+)
+from workers.processes import end, names_left
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 ROLLOUTS = 5
@@ -39,48 +46,6 @@ OPTIONS = {
 OTHER = "other"
 
 
-class Command:
-    """A `turnpoint` command that runs while the test goes on."""
-
-    def __init__(self, live: Live, *words: str) -> None:
-        self._process = subprocess.Popen(
-            [str(TURNPOINT), *words, "--state-dir", str(live.folder), "--json"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=live.folder,
-            env=environment(),
-        )
-
-    def terminate(self) -> None:
-        """What a machine that is preempted sends."""
-        self._process.send_signal(signal.SIGTERM)
-
-    def end(self, limit_s: float = 120) -> tuple[int, Any]:
-        """Exit code, and what it printed."""
-        printed, errors = self._process.communicate(timeout=limit_s)
-        assert printed, errors[-2000:]
-        return self._process.returncode, json.loads(printed)
-
-    def kill(self) -> None:
-        """Leave nothing."""
-        if self._process.poll() is None:
-            self._process.kill()
-        for pipe in (self._process.stdout, self._process.stderr):
-            assert pipe is not None
-            pipe.close()
-        self._process.wait()
-
-
-@contextmanager
-def command(live: Live, *words: str) -> Iterator[Command]:
-    started = Command(live, *words)
-    try:
-        yield started
-    finally:
-        started.kill()
-
-
 @dataclass(frozen=True)
 class First:
     """What the job left that lost processes one by one."""
@@ -89,6 +54,7 @@ class First:
     summary: dict[str, Any]
     followed: tuple[int, Any]
     incarnation_before_the_losses: int
+    generation_pids: tuple[int, int]
     rows: dict[str, dict[str, Any]]
     again: tuple[int, Any]
     incarnation_after_again: int
@@ -110,9 +76,12 @@ class Second:
     """What the job left that was replaced, lost as a whole, and terminated."""
 
     code: int
-    summary: dict[str, Any]
+    told: list[dict[str, Any]]
+    """What the supervisors said, in order."""
     replaced: dict[str, Any]
     workflows: dict[str, WorkflowExecutionStatus | None]
+    newest_when_all_was_lost: str
+    restored_by_unit: str | None
     newest_before_sigterm: str
     newest: str
     left: set[str]
@@ -120,7 +89,8 @@ class Second:
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    stack = Live(tmp_path_factory.mktemp("supervision"), OPTIONS, port_base=29_650)
+    folder = tmp_path_factory.mktemp("supervision")
+    stack = Live(folder, OPTIONS, port_base=29_650, servers=SERVERS)
     try:
         stack.up()
         yield stack
@@ -136,20 +106,31 @@ def first(live: Live) -> First:
             live.cli("save")
             live.stack.kill("worker_1")
             live.stack.kill("policy")
-            told(live, "restarted", 1)  # the policy; a worker takes longer, nobody waits for it
+            runs_again(live, "policy")  # a worker takes longer, nobody waits for it
+            (policy,) = live.pids("policy")
+            with stopped(policy):  # else the job comes to its end meanwhile
+                live.end_actors("NemoGym")  # Ray does not start it again
+                generation = live.actor("GenerationServer")
+                generation.kill()  # Ray does
+            runs_again(live, "NemoGym")
+            pids = (generation.pid, live.actor("GenerationServer").pid)
+            moves(live, 2)
             before = newest(live)
-            live.stack.kill(RESOURCE)
+            at_once(live, DICE, MODEL, AGENT)
             told(live, "alive", 1)
             moves(live, 2)
             live.actor("SingleController").kill()
             told(live, "alive", 2)
+            moves(live, 2)
+            live.actor("SimpleStorageUnit").kill()
+            told(live, "alive", 3)
             moves(live, 2)
             live.actor("DataPlaneHost").kill()
             code, summary = run.end()
             followed = following.end(60)
     with command(live, "run", "--generations", "1") as again:
         ended = again.end()
-    return First(code, summary, followed, before, live.rows(), ended, newest(live))
+    return First(code, summary, followed, before, pids, live.rows(), ended, newest(live))
 
 
 @pytest.fixture(scope="module")
@@ -160,10 +141,9 @@ def short(live: Live, first: First) -> Short:
         refused = live.cli("run", "--job-id", OTHER, fails=True)
         before = live.snapshots.snapshots()[0]
         (policy,) = live.pids("policy")
-        policy.suspend()  # the calls under way keep the save from ending
-        run.terminate()
-        code, summary = run.end()
-        policy.resume()
+        with stopped(policy):  # the calls under way keep the save from ending
+            run.terminate()
+            code, summary = run.end()
     wait_for(lambda: live.snapshots.snapshots()[0] != before, "the save that goes on in Temporal")
     moves(live, 2)  # and the job
     return Short(code, summary, refused, before, live.snapshots.snapshots()[0])
@@ -172,8 +152,8 @@ def short(live: Live, first: First) -> Short:
 @pytest.fixture(scope="module")
 def second(live: Live, short: Short) -> Second:
     live.actor("SingleController").kill()
-    lives = len(live.log("supervisor", "alive"))
-    with command(live, "run", "--grace-s", "60", "--down") as run:
+    lives, since = len(live.log("supervisor", "alive")), len(everything_told(live))
+    with command(live, "run") as run:
         told(live, "supervising", 3)
         left_open(live, "by-hand", JOB)
         left_open(live, f"{JOB}/save/of-another", OTHER)
@@ -183,13 +163,24 @@ def second(live: Live, short: Short) -> Second:
         live.crash()
         told(live, "alive", lives + 2, 120)
         moves(live, 3)
+        record = live.stack.record()
+        assert record is not None
+        run.kill()
+        end(record.stack_id, grace_s=0)
+    lost = live.snapshots.snapshots()[0]
+    with started(live, unit_of_systemd(), as_systemd(live)) as unit:
+        told(live, "supervising", 4, 150)
+        origin = incarnations.origin(live.snapshots.path, newest(live))
+        assert origin is not None
+        moves(live, 3)
         before = live.snapshots.snapshots()[0]
-        run.terminate()
-        code, summary = run.end()
-    record = live.stack.record()
-    assert record is not None
+        record = live.stack.record()
+        assert record is not None
+        unit.terminate()
+        code = unit.code()
     left = names_left(record.stack_id)
-    return Second(code, summary, replaced, workflows, before, live.snapshots.snapshots()[0], left)
+    heard, now = everything_told(live)[since:], live.snapshots.snapshots()[0]
+    return Second(code, heard, replaced, workflows, lost, origin.snapshot, before, now, left)
 
 
 def moves(live: Live, turns: int) -> None:
@@ -202,6 +193,37 @@ def moves(live: Live, turns: int) -> None:
 def told(live: Live, event: str, times: int, limit_s: float = 90) -> None:
     """Wait until the supervisor has told of an event so often."""
     wait_for(lambda: len(live.log("supervisor", event)) >= times, f"{event} {times} times", limit_s)
+
+
+def at_once(live: Live, *names: str) -> None:
+    """SIGKILL to processes of the stack."""
+    for process in [process for name in names for process in live.pids(name)]:
+        process.kill()
+
+
+def runs_again(live: Live, name: str) -> None:
+    """Wait until the supervisor has started a process without state again."""
+    wait_for(
+        lambda: any(
+            line["message"].startswith(name) for line in live.log("supervisor", "restarted")
+        ),
+        f"{name} to run again",
+        90,
+    )
+
+
+@contextmanager
+def stopped(process: psutil.Process) -> Iterator[None]:
+    process.suspend()
+    try:
+        yield
+    finally:
+        process.resume()
+
+
+def everything_told(live: Live) -> list[dict[str, Any]]:
+    log = (live.folder / "logs" / "supervisor.log").read_text()
+    return [json.loads(line) for line in log.splitlines()]
 
 
 def newest(live: Live) -> int:
@@ -234,25 +256,33 @@ def happened(summary: dict[str, Any], what: str) -> list[dict[str, Any]]:
     return [event for event in summary["events"] if event["what"] == what]
 
 
-def test_the_loss_of_a_worker_and_the_policy_costs_no_restore(first: First) -> None:
-    """Break: treat every process as one with state."""
+def said(second: Second, event: str, words: str = "") -> list[dict[str, Any]]:
+    return [line for line in second.told if line["event"] == event and words in line["message"]]
+
+
+def test_the_loss_of_what_holds_no_state_costs_no_restore(first: First) -> None:
+    """Break: treat every process as one with state; or revive no actor."""
     assert first.incarnation_before_the_losses == 1
     names = {name for event in happened(first.summary, "restarted") for name in event["processes"]}
-    assert names == {"worker_1", "policy"}
-    assert first.summary["restarts"] == 2
+    assert names == {"worker_1", "policy", "NemoGym"}
+    assert first.summary["restarts"] == 3
+    assert len(set(first.generation_pids)) == 2
 
 
 def test_the_loss_of_each_process_with_state_is_restored_by_itself(first: First) -> None:
+    """Break: start no server that the settings name; the loss of `dice` is then never mended."""
     assert (first.code, first.summary["state"]) == (0, "finished")
     restored = happened(first.summary, "restored")
-    assert [event["reasons"][0] for event in restored] == [
-        f"{RESOURCE} is gone",
-        "the controller is gone",
-        "DataPlaneHost is gone",
+    *reasons, last = [set(event["reasons"]) for event in restored]
+    assert reasons == [
+        {f"{name} is gone" for name in (DICE, MODEL, AGENT)},
+        {"the controller is gone"},
+        {"TransferQueueStorageUnit#0 is gone"},
     ]
+    assert "DataPlaneHost is gone" in last  # and what it had started
     assert {event["snapshot"] for event in restored} == {"snapshot_000001"}
-    assert [event["incarnation"] for event in restored] == [2, 3, 4]
-    assert (first.summary["restores"], first.summary["incarnation"]) == (3, 4)
+    assert [event["incarnation"] for event in restored] == [2, 3, 4, 5]
+    assert (first.summary["restores"], first.summary["incarnation"]) == (4, 5)
 
 
 def test_all_rollouts_finish_and_are_in_the_rows_once(first: First) -> None:
@@ -268,7 +298,7 @@ def test_all_rollouts_finish_and_are_in_the_rows_once(first: First) -> None:
 def test_status_follow_follows_the_job_to_its_end_across_the_restores(first: First) -> None:
     code, status = first.followed
     assert code == 0
-    assert (status["state"], status["incarnation"]) == ("finished", 4)
+    assert (status["state"], status["incarnation"]) == ("finished", 5)
     assert status["finished"] == ROLLOUTS
 
 
@@ -277,7 +307,7 @@ def test_a_finished_job_is_left_as_it_is(first: First) -> None:
     code, summary = first.again
     assert (code, summary["state"], summary["code"]) == (0, "finished", "job_finished")
     assert "--fresh" in summary["reason"]
-    assert first.incarnation_after_again == 4
+    assert first.incarnation_after_again == 5
 
 
 def test_sigterm_without_time_for_a_save_says_so_and_leaves_job_and_save_going(
@@ -302,7 +332,7 @@ def test_a_live_job_is_replaced_and_supervised_from_there(second: Second) -> Non
     """Break: believe the end of the restore together with an older look into Ray."""
     assert second.replaced["continued"]
     assert all(rollout["attempt_index"] >= 1 for rollout in second.replaced["continued"])
-    (adopted,) = happened(second.summary, "adopted")
+    (adopted,) = said(second, "alive", "started by somebody else")
     assert adopted["incarnation"] == second.replaced["incarnation"]
 
 
@@ -317,17 +347,26 @@ def test_a_restore_ends_the_jobs_open_workflows_whatever_their_id_and_no_other(
 
 
 def test_the_loss_of_everything_is_restored_by_itself(second: Second) -> None:
-    (restored,) = happened(second.summary, "restored")
-    assert "ray is gone" in restored["reasons"]
-    assert {f"{name} is gone" for name in (AGENT, RESOURCE)} <= set(restored["reasons"])
-    assert second.summary["incarnation"] == second.replaced["incarnation"] + 1
+    (restored,) = said(second, "alive", "restored snapshot_")
+    assert restored["incarnation"] == second.replaced["incarnation"] + 1
+    lost = {reason for line in said(second, "lost") for reason in line["reasons"]}
+    assert "ray is gone" in lost
+    assert {f"{name} is gone" for name in URLS} <= lost
+
+
+def test_after_the_loss_of_the_supervisor_too_the_unit_of_systemd_brings_the_job_back(
+    second: Second,
+) -> None:
+    """Break: let the unit run with `--fresh`; or leave `turnpoint up` out of it."""
+    began = said(second, "supervising")
+    assert [line["incarnation"] for line in began][-1] == second.replaced["incarnation"] + 2
+    assert second.restored_by_unit == second.newest_when_all_was_lost
 
 
 def test_sigterm_makes_a_last_save_and_says_so(live: Live, second: Second) -> None:
     assert second.code == 143
-    assert second.summary["state"] == "terminated"
-    assert second.summary["last_save"]["outcome"] == "published"
-    assert second.summary["last_save"]["snapshot"] == second.newest
+    (saved,) = said(second, "last_save")
+    assert (saved["outcome"], saved["snapshot"]) == ("published", second.newest)
     assert second.newest > second.newest_before_sigterm
     live.snapshots.verify(second.newest)
 

@@ -1,0 +1,22 @@
+"""`python -m tests.real.end_actors NAME ...`: end actors of the job for good.
+
+Ray brings back an actor whose process dies; not one that somebody has killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from rl import job
+from rl.actors import attached
+
+
+async def main(names: set[str]) -> None:
+    await attached()
+    ended = await job.kill_actors([one for one in await job.actors() if one.name in names])
+    assert set(ended) == names, f"there were only {ended}"
+
+
+if __name__ == "__main__":
+    asyncio.run(main(set(sys.argv[1:])))
