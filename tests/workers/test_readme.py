@@ -12,10 +12,21 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from gym.gymnasium_agent import GymnasiumAgentSettings
+from gym.gymnasium_server import GymnasiumServerSettings
+from gym.model_server import ModelServerSettings
+from gym.settings import settings_from_command_line
 from workers.cli import app
+from workers.gym_servers import environment
+from workers.settings import load_settings
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", "CONTRIBUTING.md"]
+KINDS = {
+    "gym.model_server": ModelServerSettings,
+    "gym.gymnasium_server": GymnasiumServerSettings,
+    "gym.gymnasium_agent": GymnasiumAgentSettings,
+}
 
 
 def shown(program: str) -> list[str]:
@@ -47,3 +58,21 @@ def test_a_make_target_exists(line: str) -> None:
 def test_the_pages_show_commands() -> None:
     assert len(shown("turnpoint")) >= 6
     assert shown("make")
+
+
+def test_the_servers_that_the_readme_names_can_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Break: show a key that is none, or a flag that no server has."""
+    (block,) = re.findall(r"```toml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (tmp_path / "turnpoint.toml").write_text(block)
+    monkeypatch.chdir(tmp_path)
+    servers = load_settings(attach=False).servers
+    assert {server.name for server in servers} >= {"policy_model", "gymnasium", "gymnasium_agent"}
+    for server in servers:
+        python, m, module, *flags = server.command
+        assert (python, m) == ("python", "-m")
+        told = environment(server, generation_url="http://127.0.0.1:1/v1", expect_restore=False)
+        for name, value in {**told, "TURNPOINT_SNAPSHOT_ROOT": "/"}.items():
+            monkeypatch.setenv(name, value)
+        settings_from_command_line(KINDS[module], flags)
