@@ -28,6 +28,14 @@ ANSWER_LIMIT = timedelta(seconds=1)
 """For Temporal's answer to one heartbeat: an answer that takes longer proves too little."""
 LEASE_SHARE = 3
 """A lease is extended every third of it (design section 4, leases)."""
+DEADLINE_SETTING = {
+    "close_admission": "prepare_timeout_s",
+    "prepare_checkpoint": "prepare_timeout_s",
+    "commit_checkpoint": "commit_timeout_s",
+    "cut_rl_state": "cut_timeout_s",
+    "publish_snapshot": "publish_timeout_s",
+}
+"""The setting that each phase's deadline comes from; admission closes in the time to prepare."""
 
 
 class Budget:
@@ -50,11 +58,15 @@ class Budget:
         """Seconds left.
 
         Raises:
-            DeadlineExceeded: None are.
+            DeadlineExceeded: None are; the setting to raise is named.
         """
         left = self._left_at_start - (time.monotonic() - self._started)
         if left <= 0:
-            raise DeadlineExceeded(f"{activity.info().activity_type}: no time is left")
+            phase = activity.info().activity_type
+            raise DeadlineExceeded(
+                f"{phase}: no time is left: save again, or with a longer "
+                f"{DEADLINE_SETTING.get(phase, 'deadline')}"
+            )
         return left
 
 
