@@ -80,6 +80,9 @@ async def driving(
 ) -> AsyncIterator[Budget]:
     """Keep a try alive while its body runs.
 
+    The body of a repeat begins once the leases are extended: the try before it may have died and
+    used up most of them, and a short body would be over before that.
+
     Args:
         client: To prove to each lease that Temporal still knows this try.
         deadline: End of the phase, on the workflow's clock; None for the phases of a restore.
@@ -94,7 +97,8 @@ async def driving(
     """
     body = asyncio.current_task()
     assert body is not None  # an activity is always a task
-    beating = asyncio.create_task(_beat(client, lease_s, renew))
+    budget, extended = Budget(deadline), asyncio.Event()
+    beating = asyncio.create_task(_beat(client, lease_s, renew, extended))
 
     def ended(done: asyncio.Task[None]) -> None:
         if not done.cancelled() and done.exception() is not None:
@@ -102,7 +106,9 @@ async def driving(
 
     beating.add_done_callback(ended)
     try:
-        yield Budget(deadline)
+        if renew is not None and activity.info().attempt > 1:
+            await extended.wait()
+        yield budget
     except asyncio.CancelledError:
         if beating.done() and not beating.cancelled() and (error := beating.exception()):
             raise error from None
@@ -112,8 +118,12 @@ async def driving(
         beating.cancel()
 
 
-async def _beat(client: Client, lease_s: float | None, renew: Renew | None) -> None:
+async def _beat(
+    client: Client, lease_s: float | None, renew: Renew | None, extended: asyncio.Event
+) -> None:
     """Heartbeat for ever; ends only by an error that ends the try.
+
+    `extended` is set when the first renewal is over, or Temporal has not proven anything.
 
     Leases are extended beside the heartbeats: a server that answers slowly must not cost the try.
     """
@@ -140,6 +150,9 @@ async def _beat(client: Client, lease_s: float | None, renew: Renew | None) -> N
                 if asked - renewed >= lease_s / LEASE_SHARE and left_s > 0:
                     renewed = asked
                     renewing = asyncio.create_task(_renewed(renew, left_s))
+                    renewing.add_done_callback(lambda _: extended.set())
+            if renewing is None:
+                extended.set()
             await asyncio.sleep(pause_s)
     finally:
         if renewing is not None:
