@@ -73,9 +73,13 @@ async def _saves(live: Live) -> None:
     await _another_turn(live)
     await asyncio.to_thread(live.cli, "save")
     await _another_turn(live)
-    for process in live.pids(RESOURCE):
-        process.send_signal(signal.SIGSTOP)
-    await _keep(client, "SaveSnapshot", "failed", save)
+    with live.hold("close_admission.before") as reached:
+        failed = asyncio.create_task(_keep(client, "SaveSnapshot", "failed", save))
+        # Only now: a save is refused when a server does not answer before it.
+        await asyncio.to_thread(wait_for, reached.exists, "admission to be closed")
+        for process in live.pids(RESOURCE):
+            process.send_signal(signal.SIGSTOP)
+    await failed
 
 
 async def _restores_from_a_damaged_snapshot(live: Live) -> None:

@@ -235,7 +235,7 @@ def test_a_continuation_line_has_exactly_the_designs_fields(story: Story) -> Non
 def test_the_conversation_holds_the_turns_before_the_crash_byte_for_byte(story: Story) -> None:
     """The agent's file of this save against that of a save after the restore, key order and all.
 
-    Break: gym/agent_state.py: write canonical JSON in the one and not in the other.
+    Break: gym/agent_state.py: hand run n+1 a conversation with sorted keys.
     """
     both = story.conversations.keys() & story.later.keys()
     assert both
