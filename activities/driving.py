@@ -28,6 +28,14 @@ ANSWER_LIMIT = timedelta(seconds=1)
 """For Temporal's answer to one heartbeat: an answer that takes longer proves too little."""
 LEASE_SHARE = 3
 """A lease is extended every third of it (design section 4, leases)."""
+DEADLINE_SETTING = {
+    "close_admission": "prepare_timeout_s",
+    "prepare_checkpoint": "prepare_timeout_s",
+    "commit_checkpoint": "commit_timeout_s",
+    "cut_rl_state": "cut_timeout_s",
+    "publish_snapshot": "publish_timeout_s",
+}
+"""The setting that each phase's deadline comes from; admission closes in the time to prepare."""
 
 
 class Budget:
@@ -50,11 +58,15 @@ class Budget:
         """Seconds left.
 
         Raises:
-            DeadlineExceeded: None are.
+            DeadlineExceeded: None are; the setting to raise is named.
         """
         left = self._left_at_start - (time.monotonic() - self._started)
         if left <= 0:
-            raise DeadlineExceeded(f"{activity.info().activity_type}: no time is left")
+            phase = activity.info().activity_type
+            raise DeadlineExceeded(
+                f"{phase}: no time is left: save again, or with a longer "
+                f"{DEADLINE_SETTING.get(phase, 'deadline')}"
+            )
         return left
 
 
@@ -67,6 +79,9 @@ async def driving(
     renew: Renew | None = None,
 ) -> AsyncIterator[Budget]:
     """Keep a try alive while its body runs.
+
+    The body of a repeat begins once the leases are extended: the try before it may have died and
+    used up most of them, and a short body would be over before that.
 
     Args:
         client: To prove to each lease that Temporal still knows this try.
@@ -82,7 +97,8 @@ async def driving(
     """
     body = asyncio.current_task()
     assert body is not None  # an activity is always a task
-    beating = asyncio.create_task(_beat(client, lease_s, renew))
+    budget, extended = Budget(deadline), asyncio.Event()
+    beating = asyncio.create_task(_beat(client, lease_s, renew, extended))
 
     def ended(done: asyncio.Task[None]) -> None:
         if not done.cancelled() and done.exception() is not None:
@@ -90,7 +106,9 @@ async def driving(
 
     beating.add_done_callback(ended)
     try:
-        yield Budget(deadline)
+        if renew is not None and activity.info().attempt > 1:
+            await extended.wait()
+        yield budget
     except asyncio.CancelledError:
         if beating.done() and not beating.cancelled() and (error := beating.exception()):
             raise error from None
@@ -100,8 +118,12 @@ async def driving(
         beating.cancel()
 
 
-async def _beat(client: Client, lease_s: float | None, renew: Renew | None) -> None:
+async def _beat(
+    client: Client, lease_s: float | None, renew: Renew | None, extended: asyncio.Event
+) -> None:
     """Heartbeat for ever; ends only by an error that ends the try.
+
+    `extended` is set when the first renewal is over, or Temporal has not proven anything.
 
     Leases are extended beside the heartbeats: a server that answers slowly must not cost the try.
     """
@@ -128,6 +150,9 @@ async def _beat(client: Client, lease_s: float | None, renew: Renew | None) -> N
                 if asked - renewed >= lease_s / LEASE_SHARE and left_s > 0:
                     renewed = asked
                     renewing = asyncio.create_task(_renewed(renew, left_s))
+                    renewing.add_done_callback(lambda _: extended.set())
+            if renewing is None:
+                extended.set()
             await asyncio.sleep(pause_s)
     finally:
         if renewing is not None:

@@ -52,7 +52,10 @@ class FolderActivities:
     async def publish_snapshot(self, request: PublishRequest) -> PublishResult:
         """Step 4: every file synced and checked, manifest last, one rename.
 
+        It is not begun without time left; once begun the rename decides, whatever the clock says.
+
         Raises:
+            DeadlineExceeded: No time was left; nothing was touched.
             PublishRefused: The folder is not what the servers and the controller answered.
             Unpublished: Compensation or a sweep has won the rename.
         """
@@ -60,6 +63,7 @@ class FolderActivities:
         async with driving(
             self._client, request.deadline, lease_s=request.lease_s, renew=renewal(request)
         ) as budget:
+            budget.left_s()
             manifest = SnapshotManifest(
                 job_id=request.job_id,
                 snapshot=request.snapshot,

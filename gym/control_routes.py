@@ -12,7 +12,7 @@ from __future__ import annotations
 import hmac
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Annotated, TypeVar
 
@@ -104,9 +104,12 @@ def install_control_routes(
     router = APIRouter(prefix=BASE_PATH)
 
     async def logged(
-        operation: str, identifier: str | None, work: Callable[[], T | Awaitable[T]]
+        operation: str,
+        identifier: str | None,
+        work: Callable[[], T | Awaitable[T]],
+        **ids: object,
     ) -> T:
-        return await _logged(participant, operation, identifier, work)
+        return await _logged(participant, operation, identifier, work, ids)
 
     @router.get("/capabilities")
     async def capabilities() -> Capabilities:
@@ -156,7 +159,13 @@ def install_control_routes(
 
         @router.post("/acknowledge")
         async def acknowledge(request: AcknowledgeRequest) -> Answer:
-            return await logged("acknowledge", None, lambda: participant.acknowledge(request))
+            return await logged(
+                "acknowledge",
+                None,
+                lambda: participant.acknowledge(request),
+                rollout_id=request.rollout_id,
+                attempt=request.attempt_index,
+            )
 
     app.include_router(router)
     app.add_middleware(BearerGuard, token=token, prefixes=(BASE_PATH, *guarded))
@@ -168,6 +177,7 @@ async def _logged(
     operation: str,
     identifier: str | None,
     work: Callable[[], T | Awaitable[T]],
+    ids: Mapping[str, object],
 ) -> T:
     """Run one control operation between two log lines; the end names a refusal's code."""
     began = time.monotonic()
@@ -183,6 +193,7 @@ async def _logged(
                 "phase": participant.phase.value,
                 "ms": round((time.monotonic() - began) * 1000, 3),
                 "outcome": outcome,
+                **ids,
             },
         )
 

@@ -283,6 +283,7 @@ class CheckpointDesk:
                 await self._job.ledger.wait_paid()
                 async with self._job.barrier.cut():
                     save.mark = await self._job.data_plane(self._mark())
+                    rows_put = self._job.rows_put
                     picture = await take_picture(self._job, self._with.data_plane, inventory)
                     save.storing = asyncio.create_task(self._with.host.save(str(path)))
                     save.storing.add_done_callback(_look_at_error)
@@ -298,7 +299,7 @@ class CheckpointDesk:
         if save.ended:
             raise stale(save.checkpoint_id)
         save.stored_bytes = sum(file.bytes for file in [*stored, *own])
-        return _answer(self._job, picture, [*stored, *own], servers)
+        return _answer(self._job, picture, rows_put, [*stored, *own], servers)
 
     async def _mark(self) -> Mark:
         staged = await self._with.data_plane.keys(STAGING)
@@ -358,13 +359,18 @@ class CheckpointDesk:
 
 
 def _answer(
-    job: JobState, picture: Picture, files: list[WrittenFile], servers: list[ServerReport]
+    job: JobState,
+    picture: Picture,
+    rows_put: int,
+    files: list[WrittenFile],
+    servers: list[ServerReport],
 ) -> CutAnswer:
     unfinished = sum(record.unfinished for record in picture.records.values())
     return CutAnswer(
         files=files,
         unfinished=unfinished,
         finished=len(picture.records) - unfinished,
+        rows_put=rows_put,
         topology=topology_of(job.config, job.servers, job.loader.semantic),
         servers=servers,
     )

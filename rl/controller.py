@@ -148,6 +148,7 @@ class Controller:
                 Counter(r.run.failure or "unknown" for r in records if r.failed).most_common()
             ),
             owed=len(job.ledger.owed()),
+            rows_put=job.rows_put,
             last_snapshot=self.desk.last.name,
         )
 

@@ -65,6 +65,8 @@ class JobState:
         self.phase = JobPhase.STARTING
         self.reason: str | None = None
         """Why the job has failed."""
+        self.rows_put = 0
+        """Training rows that this incarnation has put, whatever is there under their keys."""
         self.saving: asyncio.Task[Any] | None = None
         """TransferQueue's newest save; it may outlive the cut that asked for it."""
         self._loader: Loader | None = None

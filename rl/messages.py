@@ -229,6 +229,8 @@ class CutAnswer(Wire):
     files: list[WrittenFile]
     unfinished: int
     finished: int
+    rows_put: int = 0
+    """Training rows put by the incarnation that saved, up to the cut."""
     topology: Topology
     servers: list[ServerReport]
 
@@ -288,4 +290,6 @@ class ControllerStatus(Wire):
     """Failed rollouts by the code of the error that ended their last run, most frequent first."""
     owed: int
     """Acknowledgements owed."""
+    rows_put: int = 0
+    """Training rows that this incarnation has put; more than rollouts: one was put twice."""
     last_snapshot: str | None

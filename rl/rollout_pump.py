@@ -34,7 +34,7 @@ from rl.job_state import JobState
 from rl.messages import JobPhase, RunRequest, RunResult
 from rl.recovery_ledger import RolloutRecord, RunState
 from rl.replay_index import is_over
-from rl.training_rows import StagingRow, assemble
+from rl.training_rows import StagingRow, TrainingRow, assemble
 
 _log = logging.getLogger(__name__)
 _JOB_IS_LOST = (NotJoined, StaleIncarnation, StaleInstance, Unauthorized, JobError)
@@ -151,9 +151,7 @@ class RolloutPump:
                 return
             self._taking.add(result.rollout_id)
             try:
-                await self._job.data_plane(
-                    self._data_plane.put_training(result.rollout_id, row, _tag(result))
-                )
+                await self._put(result.rollout_id, row, _tag(result))
                 record = ledger.finish(
                     result.rollout_id,
                     result.attempt_index,
@@ -182,12 +180,14 @@ class RolloutPump:
                 return
             row = assemble([], None, canonical_json({"failed": error.code}))
             tag = {"rollout_id": rollout_id, "attempt_index": attempt, "failed": error.code}
-            await self._job.data_plane(
-                self._data_plane.put_training(
-                    rollout_id, row, {**tag, "reward": None, "turns": 0, "mutations": 0}
-                )
-            )
+            empty = {"reward": None, "turns": 0, "mutations": 0}
+            await self._put(rollout_id, row, tag | empty)
             self._group(rollout_id)
+
+    async def _put(self, rollout_id: str, row: TrainingRow, tag: dict[str, object]) -> None:
+        """Put a finished rollout's row, and count it: a second put would only overwrite it."""
+        await self._job.data_plane(self._data_plane.put_training(rollout_id, row, tag))
+        self._job.rows_put += 1
 
     async def _clear_staged(self, record: RolloutRecord) -> None:
         names = {capture_key(record.rollout_id, run.attempt_index) for run in record.runs}

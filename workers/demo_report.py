@@ -5,7 +5,8 @@
 | `unfinished_at_save`, `turns_saved` | `continuations.jsonl` of the snapshot |
 | `continued`, `restarted` | the agent server's log after the restore |
 | `mutations_repeated` | the resource server's log, training rows' revisions, counter arithmetic |
-| `training_rows`, `duplicate_rows` | TransferQueue |
+| `training_rows` | TransferQueue |
+| `duplicate_rows` | puts that the controllers counted (manifest, status) against those rows |
 | `finished` | the controller |
 | `pause_s`, `pause_by_phase` | the result of the save workflow |
 | `restore_s`, `workflows` | Temporal's history |
@@ -23,6 +24,7 @@ from pydantic import BaseModel, ConfigDict
 from activities.contract import RestoreResult, SaveResult
 from gym.protocol import INNER_FILES_FOLDER, Continuation, capture_key
 from rl.messages import ControllerStatus
+from rl.snapshot_folder import SnapshotFolder
 from rl.training_rows import TrainingRow
 from workers.errors import NotRunning
 from workers.settings import Settings
@@ -47,6 +49,7 @@ class Report(BaseModel):
     training_rows: int
     rows_expected: int
     duplicate_rows: int
+    """Puts of a training row beyond one for each rollout: TransferQueue itself overwrites."""
     pause_s: float
     pause_by_phase: dict[str, float]
     """Seconds of each phase of the save, the ones before and after the pause included."""
@@ -126,7 +129,9 @@ async def measure(settings: Settings, story: Story) -> Measured:
         mutations_repeated=_repeated(mutations(settings), saved, rows),
         training_rows=len(rows),
         rows_expected=story.rows_expected,
-        duplicate_rows=len(rows) - len({tag["rollout_id"] for _, tag in rows.values()}),
+        duplicate_rows=_duplicates(
+            _rows_put_until(settings, story.saved.snapshot), story.end, rows
+        ),
         pause_s=story.saved.pause_s or 0.0,
         pause_by_phase={phase.phase: phase.ms / 1000 for phase in story.saved.phases},
         restore_s=next(flow["seconds"] for flow in workflows if flow["type"] == "RestoreSnapshot"),
@@ -206,6 +211,23 @@ async def _training_rows() -> dict[str, tuple[TrainingRow, dict[str, Any]]]:
     await attached()
     data_plane = await DataPlane.attach()
     return await data_plane.get_training(await data_plane.keys(TRAINING))
+
+
+def _rows_put_until(settings: Settings, snapshot: str | None) -> int:
+    """Rows that the saved life of the job had put when its TransferQueue was saved."""
+    manifest = SnapshotFolder(settings.job_config()).manifest(snapshot or "")
+    return manifest.counts["rows_put"]
+
+
+def _duplicates(
+    put_before: int, end: ControllerStatus, rows: dict[str, tuple[TrainingRow, dict[str, Any]]]
+) -> int:
+    """Puts beyond one for each rollout.
+
+    What the crash undid is in neither count: the manifest's ends with the rows that were saved,
+    the status's begins with the restore.
+    """
+    return put_before + end.rows_put - len({tag["rollout_id"] for _, tag in rows.values()})
 
 
 def _repeated(

@@ -199,6 +199,7 @@ class SaveSnapshot:
                 "continuations": committed.continuations,
                 "unfinished": cut.unfinished,
                 "finished": cut.finished,
+                "rows_put": cut.rows_put,
             },
         )
         result = await self._phase("publish_snapshot", request, PublishResult, until(deadline))

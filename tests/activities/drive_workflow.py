@@ -10,10 +10,10 @@ from temporalio.common import RetryPolicy
 
 @workflow.defn
 class DriveOnce:
-    """Runs the activity `driven` once."""
+    """Runs the activity `driven`, once by default."""
 
     @workflow.run
-    async def run(self, budget_s: float) -> float:
+    async def run(self, budget_s: float, tries: int = 1) -> float:
         """The activity's answer."""
         deadline = workflow.now() + timedelta(seconds=budget_s)
         answer: float = await workflow.execute_activity(
@@ -21,7 +21,7 @@ class DriveOnce:
             deadline.isoformat(),
             start_to_close_timeout=timedelta(seconds=30),
             heartbeat_timeout=timedelta(seconds=1),
-            retry_policy=RetryPolicy(maximum_attempts=1),
+            retry_policy=RetryPolicy(maximum_attempts=tries),
             cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
         )
         return answer

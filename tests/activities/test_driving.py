@@ -30,6 +30,7 @@ class Driven:
         self.client = client
         self.body = body
         self.renewals: list[float] = []
+        self.answered = 0
         self.held = True
         self.slow_s = 0.0
         self.started = asyncio.Event()
@@ -41,6 +42,7 @@ class Driven:
         assert LEASE_S / 2 < lease_s <= LEASE_S  # counted from the proof
         self.renewals.append(time.monotonic())
         await asyncio.sleep(self.slow_s)
+        self.answered += 1
         return self.held
 
     @activity.defn(name="driven")
@@ -62,7 +64,9 @@ class Driven:
             self.ended.set()
 
 
-async def start(client: Client, driven: Driven, budget_s: float = 10.0) -> tuple[Any, Worker]:
+async def start(
+    client: Client, driven: Driven, budget_s: float = 10.0, tries: int = 1
+) -> tuple[Any, Worker]:
     queue = f"drive-{uuid.uuid4()}"
     worker = Worker(
         client,
@@ -71,7 +75,9 @@ async def start(client: Client, driven: Driven, budget_s: float = 10.0) -> tuple
         activities=[driven.driven],
         interceptors=[TypedFailures()],
     )
-    handle = await client.start_workflow(DriveOnce.run, budget_s, id=queue, task_queue=queue)
+    handle = await client.start_workflow(
+        DriveOnce.run, args=[budget_s, tries], id=queue, task_queue=queue
+    )
     return handle, worker
 
 
@@ -89,6 +95,24 @@ async def test_a_lease_is_renewed_every_third_while_the_activity_runs(temporal: 
     gaps = [b - a for a, b in zip(driven.renewals, driven.renewals[1:], strict=False)]
     assert len(driven.renewals) >= 3
     assert max(gaps) < LEASE_S
+
+
+async def test_a_repeat_begins_when_the_leases_are_extended(temporal: Client) -> None:
+    """Its body may be over sooner. Break: activities/driving.py: let a repeat's body begin."""
+    before: list[int] = []
+
+    async def fail_once(_: Budget) -> float:
+        before.append(driven.answered)
+        if len(before) == 1:
+            raise RuntimeError("the worker has died")
+        return 0
+
+    driven = Driven(temporal, fail_once)
+    driven.slow_s = 0.3
+    handle, worker = await start(temporal, driven, tries=2)
+    async with worker:
+        await handle.result()
+    assert before == [0, 1]
 
 
 async def test_nothing_is_renewed_and_the_body_ends_once_the_workflow_is_terminated(

@@ -1,7 +1,9 @@
 """A save whose worker dies, that is cancelled, and that is terminated, in each phase.
 
-Real parts; the workers are the product's with one interceptor that can hold an activity before
-or after its body (`held_worker`). The lease is 5 s (issue 2, point 6).
+Real parts; the workers are the product's, whose activities can be held before, inside or after
+their body (`held_worker`). Inside, the work is under way: servers drain or write, TransferQueue's
+save hangs (its host stands still), a sealed folder is about to be renamed. The lease is 5 s
+(issue 2, point 6).
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ import os
 import signal
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -24,7 +28,9 @@ from temporalio.client import (
 )
 
 from activities.contract import TASK_QUEUE, SaveInput
-from tests.real.live import AGENT, JOB, Live, published, until
+from gym.protocol import Phase
+from tests.real.live import AGENT, JOB, MODEL, RESOURCE, Live, published, until
+from workflows.save_snapshot import PHASES
 
 pytestmark = [
     pytest.mark.real,
@@ -32,23 +38,28 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 LEASE_S = 5
-SLACK_S = 5
+TOLERANCE_S = 2
+"""After a lease: a model call of 0.5 s and its step, and what a look at all of it takes."""
+GO_ON_S = 3
+"""After a save that has ended in order: the same, and well below a lease."""
 WORKERS = ("held_1", "held_2", "held_3")
-"""One is killed while the one killed before it is still starting: another has to be there."""
+"""`up` starts two. One more, because a worker takes seconds to start: the one that was killed a
+test ago may not be ready yet, and the other one has to be there."""
+ROLLOUTS = 5
 PASSING_REFUSALS = ("checkpoint_running", "data_plane_busy", "server_unfit", "unchanged")
-PHASES = [
-    "close_admission",
-    "prepare_checkpoint",
-    "commit_checkpoint",
-    "cut_rl_state",
-    "publish_snapshot",
-    "resume_checkpoint",
+INSIDE = [
+    "prepare_checkpoint.inside",
+    "commit_checkpoint.inside",
+    "cut_rl_state.inside",
+    "publish_snapshot.inside",
 ]
-POINTS = [f"{phase}.{place}" for phase in PHASES for place in ("before", "after")]
-UNTIL_CUT = [point for point in POINTS if not point.startswith(("publish", "resume"))]
+AFTER = [f"{phase}.after" for phase in PHASES]
+LATE = ("publish_snapshot", "resume_checkpoint")
+UNTIL_CUT = [point for point in [*INSIDE, *AFTER] if not point.startswith(LATE)]
+FROM_PUBLISH = [f"{phase}.{place}" for phase in LATE for place in ("before", "after")]
 OPTIONS = {
-    "policy": {"delay-s": "0.5", "turns": "400", "turns-spread": "0"},
-    AGENT: {"max-steps": "500"},
+    "policy": {"delay-s": "0.5", "turns": "800", "turns-spread": "0"},
+    AGENT: {"max-steps": "1000"},
 }
 
 
@@ -64,6 +75,7 @@ async def live(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Live]:
         for name in WORKERS:
             stack.start_held_worker(name)
         await asyncio.to_thread(stack.cli, "run", "--generations", "1", "--detach")
+        await until(lambda: _all_have_begun(stack), "a mutation of every rollout")
         yield stack
     finally:
         stack.down()
@@ -73,6 +85,9 @@ async def live(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Live]:
 async def client(live: Live) -> Client:
     """Its Temporal."""
     return await live.client()
+
+
+# --- a save that is held ----------------------------------------------------------------------
 
 
 async def start(client: Client) -> WorkflowHandle[object, object]:
@@ -87,8 +102,11 @@ def is_reached(reached: Path) -> bool:
     return reached.exists()
 
 
-async def reach(client: Client, reached: Path) -> WorkflowHandle[object, object]:
-    """Start a save that gets to the held point; refusals that pass are waited out."""
+async def reach(live: Live, client: Client, reached: Path) -> WorkflowHandle[object, object]:
+    """Start a save that gets to the held point; refusals that pass are waited out.
+
+    Inside of a body its work is under way on return, on servers or on disk.
+    """
     end = time.monotonic() + 40
     while True:
         handle = await start(client)
@@ -98,24 +116,76 @@ async def reach(client: Client, reached: Path) -> WorkflowHandle[object, object]
             await asyncio.sleep(0.05)
         if not result.done():
             result.cancel()
+            await until(lambda: _is_under_way(live, reached.stem), f"work in {reached.stem}", 10)
             return handle
         assert isinstance(error := result.exception(), WorkflowFailureError), result
         assert getattr(error.cause, "type", None) in PASSING_REFUSALS, error.cause
 
 
+async def _is_under_way(live: Live, point: str) -> bool:
+    written = {
+        "commit_checkpoint.inside": f"gym/{AGENT}/*",
+        "cut_rl_state.inside": "rl/*",
+        "publish_snapshot.inside": "manifest.json",
+    }
+    if point in written:
+        return any(live.snapshots.path.glob(f"tmp_snapshot_*/{written[point]}"))
+    if point == "prepare_checkpoint.inside":
+        return (await live.statuses())[MODEL].phase in (Phase.PREPARING, Phase.PREPARED)
+    return True
+
+
+@contextmanager
+def held(live: Live, point: str) -> Iterator[Path]:
+    """Hold the point; inside the cut TransferQueue's save hangs as well, until the block ends."""
+    host = live.actor("DataPlaneHost") if point == "cut_rl_state.inside" else None
+    with live.hold(point) as reached:
+        if host is not None:
+            host.suspend()
+        try:
+            yield reached
+        finally:
+            if host is not None:
+                host.resume()
+
+
+# --- what is looked at ------------------------------------------------------------------------
+
+
+def progress(live: Live) -> Counter[str]:
+    """Mutations applied, by rollout."""
+    return Counter(line["rollout_id"] for line in live.log(RESOURCE, "mutation"))
+
+
+async def _all_have_begun(live: Live) -> bool:
+    return len(progress(live)) == ROLLOUTS
+
+
 async def goes_on(live: Live, limit_s: float) -> float:
-    """Wait until every server is open and another mutation is applied; how long it took."""
-    before: int | None = None
+    """Wait until every server is open and then every rollout has applied another mutation.
+
+    Returns:
+        Seconds that it took; none of the rollouts comes to its end in this module.
+    """
+    before: Counter[str] | None = None
 
     async def gone_on() -> bool:
         nonlocal before
-        if not await live.all_open():
-            return False
         if before is None:
-            before = live.mutations()
-        return live.mutations() > before
+            if await live.all_open():
+                before = progress(live)
+            return False
+        now = progress(live)
+        return all(now[rollout] > count for rollout, count in before.items())
 
-    return await until(gone_on, "the rollouts to go on", limit_s)
+    took = await until(gone_on, "every rollout to go on", limit_s)
+    assert before is not None and len(before) == ROLLOUTS
+    return took
+
+
+def leases_ended(live: Live) -> int:
+    """How many leases have run out on the servers so far."""
+    return sum(len(live.log(server, "lease_ended")) for server in (AGENT, MODEL, RESOURCE))
 
 
 def intact(live: Live) -> None:
@@ -124,67 +194,80 @@ def intact(live: Live) -> None:
         live.snapshots.verify(name)
 
 
-@pytest.mark.parametrize("point", POINTS)
+# --- the three ways ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("point", [*AFTER, *INSIDE])
 async def test_the_other_worker_finishes_a_save_whose_worker_is_killed(
     live: Live, client: Client, point: str
 ) -> None:
-    with live.hold(point) as reached:
-        handle = await reach(client, reached)
+    with held(live, point) as reached:
+        handle = await reach(live, client, reached)
         pid = live.holder_of(reached)
         name = next(name for name in WORKERS if pid in {p.pid for p in live.pids(name)})
         os.kill(pid, signal.SIGKILL)
         live.start_held_worker(name, wait=False)  # gets ready while the next test begins
-        result = await published(handle)
+    result = await published(handle)
     assert result.snapshot is not None
     live.snapshots.verify(result.snapshot)
-    await goes_on(live, 20)
+    await goes_on(live, GO_ON_S)
 
 
 @pytest.mark.parametrize("point", UNTIL_CUT)
 async def test_a_save_cancelled_before_publish_leaves_nothing(
     live: Live, client: Client, point: str
 ) -> None:
+    """The compensation opens, no lease does, and nobody waits for TransferQueue's save.
+
+    Break: workflows/save_snapshot.py: leave the opening to the leases.
+    """
     before = live.snapshots.snapshots()
-    with live.hold(point) as reached:
-        handle = await reach(client, reached)
+    with held(live, point) as reached:
+        handle = await reach(live, client, reached)
+        leases = leases_ended(live)
         await handle.cancel()
         await until(lambda: _ended(handle), "the save to end", 30)
-    assert (await handle.describe()).status == WorkflowExecutionStatus.CANCELED
-    assert live.snapshots.snapshots() == before
-    assert live.left_over() == []
-    await goes_on(live, LEASE_S)
+        assert (await handle.describe()).status == WorkflowExecutionStatus.CANCELED
+        assert live.snapshots.snapshots() == before
+        assert live.left_over() == []
+        await goes_on(live, GO_ON_S)
+    assert leases_ended(live) == leases
 
 
-@pytest.mark.parametrize("point", ["publish_snapshot.before", "publish_snapshot.after"])
+@pytest.mark.parametrize("point", [*FROM_PUBLISH, "publish_snapshot.inside"])
 async def test_a_save_cancelled_from_publish_on_says_which_it_is(
     live: Live, client: Client, point: str
 ) -> None:
-    with live.hold(point) as reached:
-        handle = await reach(client, reached)
+    with held(live, point) as reached:
+        handle = await reach(live, client, reached)
         await handle.cancel()
-        await asyncio.sleep(0.5)
+        await until(lambda: _has_heard(handle), "the workflow to hear of it")
     result = await published(handle)
     assert result.reason is not None and "cancelled" in result.reason
-    assert result.snapshot in live.snapshots.snapshots()
-    await goes_on(live, 20)
+    assert result.resumed
+    assert result.snapshot is not None
+    live.snapshots.verify(result.snapshot)
+    await goes_on(live, GO_ON_S)
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", [*AFTER[:-1], *INSIDE, "resume_checkpoint.before"])
 async def test_a_terminated_save_lets_rollouts_go_on_within_the_lease(
     live: Live, client: Client, point: str
 ) -> None:
-    """Invariant 3. Break: renew a lease without asking Temporal first."""
-    with live.hold(point) as reached:
-        handle = await reach(client, reached)
+    """Nothing else opens them: without the lease they would stand still for good.
+
+    Inside of a body, whoever drives it is still there and renews. Invariant 3. Break:
+    activities/driving.py: extend the leases whatever Temporal has answered.
+    """
+    with held(live, point) as reached:
+        handle = await reach(live, client, reached)
         await handle.terminate("test")
-        # Nothing else opens them: without the lease they would stand still for good. The rest is
-        # for a machine that runs another stack besides.
-        await goes_on(live, LEASE_S + SLACK_S)
+        await goes_on(live, LEASE_S + TOLERANCE_S)
 
     async def swept() -> bool:
         return live.left_over() == []
 
-    await until(swept, "the tmp folder to go", LEASE_S + SLACK_S)
+    await until(swept, "the tmp folder to go", LEASE_S + TOLERANCE_S)
     intact(live)
     await until(lambda: _publishes(client), "the controller to let go as well", LEASE_S + 10)
 
@@ -202,3 +285,13 @@ async def _publishes(client: Client) -> bool:
 
 async def _ended(handle: WorkflowHandle[object, object]) -> bool:
     return (await handle.describe()).status != WorkflowExecutionStatus.RUNNING
+
+
+async def _has_heard(handle: WorkflowHandle[object, object]) -> bool:
+    """Whether a workflow task has been completed since the cancellation was asked for."""
+    asked = False
+    async for event in handle.fetch_history_events():
+        asked |= event.HasField("workflow_execution_cancel_requested_event_attributes")
+        if asked and event.HasField("workflow_task_completed_event_attributes"):
+            return True
+    return False

@@ -1,6 +1,7 @@
 """Old histories replay (invariant 13).
 
-The files are histories of real runs, one for each outcome; `make histories` records them anew.
+The files are histories of real runs, one for each outcome; `python -m tests.histories.record`
+records them anew, from a local stack, in two minutes.
 Deliberate break: swapping prepare and commit in `SaveSnapshot.run` turns these tests red, as
 `test_a_changed_order_is_found` shows.
 """
@@ -24,7 +25,11 @@ OUTCOMES = {
     "SaveSnapshot/published",
     "SaveSnapshot/cancelled",
     "SaveSnapshot/failed",
+    "SaveSnapshot/skipped",
     "RestoreSnapshot/restored",
+    "RestoreSnapshot/failed",
+    "RestoreSnapshot/fell_back",
+    "PruneSnapshots/pruned",
 }
 
 

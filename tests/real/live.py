@@ -237,6 +237,15 @@ class Live:
         """Names of unpublished folders."""
         return sorted(path.name for path in self.snapshots.path.glob("tmp_snapshot_*"))
 
+    def acknowledged(self, after: float, before: float) -> dict[str, list[float]]:
+        """When each result was acknowledged at the agent, by rollout, between two moments."""
+        found: dict[str, list[float]] = {}
+        for line in self.log(AGENT, "control"):
+            told = (line["operation"], line["state"], line["outcome"])
+            if told == ("acknowledge", "end", "ok") and after < line["ts"] < before:
+                found.setdefault(line["rollout_id"], []).append(line["ts"])
+        return found
+
     # --- workers that can be held -------------------------------------------------------------
 
     def start_held_worker(self, name: str, *, wait: bool = True) -> psutil.Process:

@@ -20,6 +20,7 @@ from typing import Any
 
 import httpx
 import psutil
+from temporalio.client import WorkflowHandle
 
 from activities.contract import TASK_QUEUE, Progress, RestoreResult, SaveInput
 from rl.cut import Picture, read_picture
@@ -122,6 +123,8 @@ class SavedInEveryState:
     """When its rollout was let go."""
     in_flight: dict[str, int]
     """Calls in flight on each server while calls without identity were held."""
+    owed: int
+    """Acknowledgements owed when admission closed, as `close_admission` answered."""
     unidentified: dict[str, Answered]
     """By server: the call without identity that came in the pause."""
 
@@ -269,6 +272,7 @@ class Stage:
                 return bool(progress.phase == "close_admission")
 
             await until(closing, "admission to be closed", 30)
+            await asyncio.to_thread(wait_for, self._is_closed, "the controller to close it", 30)
             busy = {
                 name: {b.rollout_id: b.where for b in status.blockers if b.rollout_id}
                 for name, status in (await live.statuses()).items()
@@ -286,7 +290,12 @@ class Stage:
             }
         saved = await published(handle)
         answers = dict(zip(URLS, await asyncio.gather(*strangers), strict=True))
-        return SavedInEveryState(saved.checkpoint_id, busy, released, in_flight, answers)
+        owed = (await activity_result(handle, "close_admission"))["acknowledged"]
+        return SavedInEveryState(saved.checkpoint_id, busy, released, in_flight, owed, answers)
+
+    def _is_closed(self) -> bool:
+        # It fails, as the product's worker is gone, and says how the job is all the same.
+        return not self.live.cli("status", fails=True)["job"]["controller"]["admission_open"]
 
     async def _call_without_identity(self) -> list[asyncio.Task[Answered]]:
         """Call every server without headers; return when each call is held."""
@@ -314,6 +323,20 @@ class Stage:
             return any(line["operation"] == "prepare" for line in lines)
 
         await asyncio.to_thread(wait_for, begun, f"{server} to prepare", 30)
+
+
+async def activity_result(handle: WorkflowHandle[Any, Any], activity: str) -> dict[str, Any]:
+    """What an activity has answered, from the workflow's history."""
+    scheduled = set()
+    async for event in handle.fetch_history_events():
+        asked = event.activity_task_scheduled_event_attributes
+        if asked.activity_type.name == activity:
+            scheduled.add(event.event_id)
+        answered = event.activity_task_completed_event_attributes
+        if answered.scheduled_event_id in scheduled:
+            found: dict[str, Any] = json.loads(answered.result.payloads[0].data)
+            return found
+    raise AssertionError(f"{activity} has not answered")
 
 
 def _verified(live: Live, state: State, since: float) -> bool:

@@ -23,6 +23,7 @@ from typing import Any
 import httpx
 import pytest
 from temporalio.client import WorkflowFailureError
+from temporalio.exceptions import TerminatedError
 
 from gym.protocol.control import BASE_PATH
 from tests.real.live import AGENT, JOB, MODEL, RESOURCE, TURNPOINT, Live, environment, wait_for
@@ -425,12 +426,36 @@ def test_a_restarted_server_fails_the_save_and_a_restore_brings_the_job_back(job
     job.goes_on()
 
 
-def test_a_dead_incarnation_can_save_nothing(job: Job) -> None:
-    """What an activity of the incarnation before asks of the folder is refused."""
-    incarnation = job.controller()["incarnation"]
-    with pytest.raises(Exception, match="superseded"):
-        job.live.snapshots.reserve("dead-save-1", incarnation - 1)
+def test_a_save_of_a_dead_incarnation_is_ended_and_publishes_nothing(job: Job) -> None:
+    """Its folder is sealed and about to be renamed when a restore claims the job.
+
+    Break: activities/job.py: end no open workflow after the claim.
+    """
+    before = job.manifests()
+    dead = job.controller()["incarnation"]
+    with job.save_held_at("publish_snapshot.inside") as failures:
+        [tmp] = job.live.left_over()
+        assert (job.live.snapshots.path / tmp / "manifest.json").is_file()
+        code, restored = job.cli("restore", "--replace")
+        assert (code, restored["incarnation"]) == (0, dead + 1), restored
+        assert job.live.left_over() == []
+    assert [type(failure) for failure in failures] == [TerminatedError]
+    [reason] = asyncio.run(_reasons_of_terminated_saves(job))
+    assert reason.startswith(f"superseded by {JOB}/restore/")
+    job.goes_on()
+    assert job.manifests() == before
     assert job.live.left_over() == []
+
+
+async def _reasons_of_terminated_saves(job: Job) -> list[str]:
+    client = await job.live.client()
+    found = []
+    terminated = 'WorkflowType = "SaveSnapshot" AND ExecutionStatus = "Terminated"'
+    async for save in client.list_workflows(terminated):
+        async for event in client.get_workflow_handle(save.id).fetch_history_events():
+            if event.HasField("workflow_execution_terminated_event_attributes"):
+                found.append(event.workflow_execution_terminated_event_attributes.reason)
+    return found
 
 
 def test_the_job_ends_with_the_rows_of_the_undisturbed_one(job: Job) -> None:

@@ -69,6 +69,22 @@ def test_the_rollout_was_in_its_state_when_the_save_began(story: Story, state: S
         assert story.saved.released[state] < begun
 
 
+def test_a_result_owed_when_admission_closes_is_acknowledged_before_prepare_begins(
+    story: Story,
+) -> None:
+    """Issue 2, point 5. Its acknowledgement was held until admission had closed.
+
+    Break: rl/checkpoint.py: close admission without waiting for what is owed.
+    """
+    rollout = ROLLOUTS[State.UNACKNOWLEDGED]
+    assert story.saved.owed == 1
+    [at] = story.live.acknowledged(story.began, story.crashes[0])[rollout]
+    prepared = story.control(MODEL, story.saved.checkpoint_id, "prepare", "begin")
+    assert story.saved.released[State.UNACKNOWLEDGED] < at < prepared
+    assert rollout not in story.first.lines
+    assert story.rows[rollout]["tag"]["attempt_index"] == 0
+
+
 @every_state
 def test_what_the_snapshot_holds_of_it(story: Story, state: State) -> None:
     expected, rollout, snapshot = EXPECTED[state], ROLLOUTS[state], story.first

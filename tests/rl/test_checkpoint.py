@@ -23,7 +23,7 @@ from rl.errors import (
     InventoryMismatch,
     NotHeld,
 )
-from rl.messages import BeginAnswer
+from rl.messages import BeginAnswer, ServerReport
 from rl.recovery_ledger import LEDGER_FILE, RecoveryLedger, RunState
 from tests.rl.fakes import World, until
 
@@ -307,8 +307,15 @@ async def test_nothing_changes_between_the_picture_and_the_end_of_the_save(tmp_p
     world.gym.finish("p0_g1")
     await asyncio.sleep(0.02)
     assert world.plane.puts == []
+
+    async def held_late(_: str) -> list[ServerReport]:
+        await until(lambda: world.plane.puts == ["p0_g1"])
+        return []
+
+    world.gym.confirm_held = held_late  # type: ignore[method-assign]
     world.host.gate.set()
-    assert (await cut).finished == 0
+    answer = await cut
+    assert (answer.finished, answer.rows_put) == (0, 0)
     await until(lambda: world.plane.puts == ["p0_g1"])
 
 

@@ -26,6 +26,7 @@ async def test_a_job_ends_with_every_rollout_taken_over_once(tmp_path: Path) -> 
     results = {name: world.gym.finish(name) for name, _ in list(world.gym.sent)}
     await until(lambda: world.controller.job.phase is JobPhase.FINISHED)
     assert sorted(world.plane.puts) == sorted(results)
+    assert world.controller.status().rows_put == 4
     assert sorted(world.gym.acknowledged) == sorted(
         (name, 0, result.result_digest) for name, result in results.items()
     )
@@ -79,6 +80,20 @@ async def test_two_answers_of_one_run_at_the_same_time_make_one_row(tmp_path: Pa
     assert world.plane.puts == ["p0_g0"]
     assert world.controller.job.phase is JobPhase.RUNNING
     assert world.controller.job.ledger["p0_g0"].finished
+
+
+async def test_a_double_take_over_is_counted_though_it_overwrites_its_row(tmp_path: Path) -> None:
+    """Break: rl/rollout_pump.py: count a row only where there was none; `duplicate_rows` is 0."""
+    world = World(tmp_path)
+    await world.start()
+    result = world.gym.finish("p0_g0")
+    await until(lambda: len(world.gym.acknowledged) == 1)
+    ledger = world.controller.job.ledger
+    ledger.expects = lambda *_: True  # type: ignore[method-assign]  # what keeps it from happening
+    chain = list((await world.plane.get_staging(ledger["p0_g0"].staging_keys)).values())
+    await world.controller.pump.take_over(result, chain)
+    assert world.controller.status().rows_put == 2
+    assert list(world.plane.rows["rollout_data"]) == ["p0_g0"]
 
 
 async def test_an_acknowledgement_is_owed_until_gym_has_answered(tmp_path: Path) -> None:
@@ -174,6 +189,7 @@ async def test_after_max_runs_the_rollout_is_in_the_rows_once_without_reward(
         world.gym.runs["p0_g0", attempt].set_exception(SessionUncertain("a handler raised"))
     await until(lambda: world.controller.job.ledger["p0_g0"].failed)
     assert world.plane.puts == ["p0_g0"]
+    assert world.controller.status().rows_put == 1
     assert world.plane.rows["rollout_data"]["p0_g0"].reward is None
     assert world.controller.status().failed == 1
     assert world.controller.status().failures == {"session_uncertain": 1}

@@ -1,4 +1,4 @@
-"""The demo's count of repeated mutations: nothing for a clean story, and it can fail."""
+"""What the demo counts as repeated or there twice: nothing for a clean story, and it can fail."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from gym.protocol import Continuation
+from rl.messages import ControllerStatus, JobPhase
 from rl.training_rows import TrainingRow
-from workers.demo_report import Mutation, _repeated, _unexplained
+from workers.demo_report import Mutation, _duplicates, _repeated, _unexplained
 
 ROLLOUT = "p0_g1"
 CALLS = [("increment_counter", 2), ("increment_counter", 3), ("get_counter_value", None)]
@@ -78,6 +79,36 @@ def test_a_revision_without_its_mutation_is_one() -> None:
 
 def test_a_counter_that_its_increments_do_not_explain_is_one() -> None:
     assert _repeated(_log(), _saved(), _rows(value=10)) == 1
+
+
+def _end(rows_put: int) -> ControllerStatus:
+    return ControllerStatus(
+        job_id="demo",
+        incarnation=2,
+        state=JobPhase.FINISHED,
+        admission_open=True,
+        checkpoint_id=None,
+        lease_left_s=None,
+        rollouts=1,
+        rollouts_total=1,
+        running=0,
+        finished=1,
+        failed=0,
+        owed=0,
+        rows_put=rows_put,
+        last_snapshot=None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("put_before", "put_after", "duplicates"),
+    [(0, 1, 0), (1, 0, 0), (0, 2, 1), (2, 0, 1), (1, 1, 1)],
+)
+def test_a_rollout_taken_over_twice_is_one_whatever_life_did_it(
+    put_before: int, put_after: int, duplicates: int
+) -> None:
+    """TransferQueue shows one row each time. Break: count rows against their rollouts."""
+    assert _duplicates(put_before, _end(put_after), _rows()) == duplicates
 
 
 @pytest.mark.parametrize(("place", "call"), [("seed/0", None), ("call-12/1", 12)])

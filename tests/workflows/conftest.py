@@ -114,7 +114,8 @@ class FakeActivities:
         return c.CommitCheckpointResult(servers=[], files=[], continuations=4, ms=1)
 
     def _cut_rl_state(self, request: c.CutRequest) -> c.CutResult:
-        return c.CutResult(files=[], unfinished=4, finished=1, topology=TOPOLOGY, servers=[], ms=1)
+        counts = {"unfinished": 4, "finished": 1, "rows_put": 1}
+        return c.CutResult(files=[], **counts, topology=TOPOLOGY, servers=[], ms=1)
 
     def _publish_snapshot(self, request: c.PublishRequest) -> c.PublishResult:
         self.published = request.snapshot

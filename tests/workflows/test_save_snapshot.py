@@ -63,6 +63,8 @@ async def test_every_later_activity_carries_the_controllers_incarnation_and_one_
     for phase in SAVE_PHASES[1:]:
         assert bench.fakes.requests[phase].incarnation == 3
         assert bench.fakes.requests[phase].checkpoint_id == result.checkpoint_id
+    counts = {"continuations": 4, "unfinished": 4, "finished": 1, "rows_put": 1}
+    assert bench.fakes.requests["publish_snapshot"].counts == counts
 
 
 @pytest.mark.parametrize("phase", UNTIL_PUBLISH)
