@@ -258,6 +258,11 @@ class SnapshotFolder:
             line = incarnations.Line(self.path, manifest.incarnation, number)
         return [name] + [old for old in self._on(line) if number_of(old) < number]
 
+    def newest_bytes(self) -> int:
+        """Bytes of all files of the newest snapshot whose manifest can be read; 0 without one."""
+        readable = (self._readable(name) for name in self.snapshots())
+        return next((manifest.bytes for manifest in readable if manifest is not None), 0)
+
     def free_bytes(self) -> int:
         """Bytes that this user may still write below the snapshot root."""
         path = next(path for path in (self.path, *self.path.parents) if path.exists())
