@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence, Set
 from workers.errors import PortInUse
 
 HOST = "127.0.0.1"
+_OWN_KEYS = {"generation": "generation_port"}
+"""Settings that fix the port of a name, where it is not `ports.<name>`."""
 
 
 def is_free(port: int) -> bool:
@@ -52,9 +54,10 @@ def choose(
     for name in names:
         if name in fixed:
             if fixed[name] in others or not is_free(fixed[name]):
+                key = _OWN_KEYS.get(name, f"ports.{name}")
                 raise PortInUse(
                     f"{name}: port {fixed[name]} is in use; end what holds it, or give another "
-                    f"one (ports.{name}), or none to take a free one"
+                    f"one ({key}), or none to take a free one"
                 )
             chosen[name] = fixed[name]
     for name in names:

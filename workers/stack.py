@@ -37,7 +37,15 @@ from workers.port_registry import port_registry
 from workers.ports import choose
 from workers.processes import alive, end, log_tail, names_left, spawn
 from workers.settings import SECRETS, STACK_FILE, Settings
-from workers.stack_parts import GYM_NAMES, Part, child_environment, parts, ports_needed, resolve
+from workers.stack_parts import (
+    GYM_NAMES,
+    Part,
+    child_environment,
+    parts,
+    ports_fixed,
+    ports_needed,
+    resolve,
+)
 from workers.stack_record import RunningProcess, StackRecord
 
 GRACE_S = 5.0
@@ -146,7 +154,7 @@ class Stack:
         with port_registry() as registry:
             ports = choose(
                 ports_needed(given),
-                fixed=given.ports,
+                fixed=ports_fixed(given),
                 kept=last.ports if last else {},
                 base=given.port_base,
                 others=registry.taken,

@@ -70,7 +70,16 @@ def ports_needed(settings: Settings) -> list[str]:
         names.append("policy")
     if not settings.servers:
         names += GYM_NAMES
-    return [*names, "generation"] if settings.generation_port is None else names
+    if settings.generation_port is None or settings.ray_address is None:  # else another machine's
+        names.append("generation")
+    return names
+
+
+def ports_fixed(settings: Settings) -> dict[str, int]:
+    """Ports that the settings demand, by name."""
+    if settings.generation_port is None:
+        return settings.ports
+    return settings.ports | {"generation": settings.generation_port}
 
 
 def resolve(settings: Settings, ports: dict[str, int]) -> Settings:
