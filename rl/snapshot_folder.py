@@ -351,8 +351,14 @@ class SnapshotFolder:
     def _existing(self, name: str) -> Path:
         folder = self.path / name
         if not SNAPSHOT.match(name) or folder.is_symlink() or not folder.is_dir():
-            raise NotFound(f"there is no snapshot {name}", participant=self._config.job_id)
+            raise self._not_found(name)
         return folder
+
+    def _not_found(self, which: str) -> NotFound:
+        return NotFound(
+            f"there is no snapshot {which}; `turnpoint list` shows those there are",
+            participant=self._config.job_id,
+        )
 
     def _readable(self, name: str) -> SnapshotManifest | None:
         """A manifest for looking around; None where it is damaged or being pruned."""
@@ -366,7 +372,7 @@ class SnapshotFolder:
             manifest = self._readable(name)
             if manifest is not None and manifest.name == wanted:
                 return name
-        raise NotFound(f"there is no snapshot named {wanted}", participant=self._config.job_id)
+        raise self._not_found(f"named {wanted}")
 
     def _on(self, line: incarnations.Line) -> list[str]:
         found = []
