@@ -192,7 +192,7 @@ def test_a_record_restored_and_not_sent_again_is_saved_as_it_was_restored(story:
 
 
 def test_a_judge_answers_inside_verify_though_the_policy_is_closed(story: Story) -> None:
-    """Break: gym/model_part.py: hold inner calls as the others. The save misses its deadline."""
+    """Break: gym/participant.py: close auxiliary servers, too (`never_closes=False`)."""
     policy_closed = story.control(MODEL, story.saved.checkpoint_id, "prepare", "end")
     released = story.saved.released[State.VERIFY]
     agent_ready = story.control(AGENT, story.saved.checkpoint_id, "prepare", "end")
@@ -208,7 +208,7 @@ def test_a_judge_answers_inside_verify_though_the_policy_is_closed(story: Story)
 
 
 def test_a_server_that_answers_500_fails_the_save_by_name_and_nothing_else(story: Story) -> None:
-    """Break: rl/save_phases.py: leave a server that fails out of the commit."""
+    """Break: gym/protocol/errors.py: make `ServerFault` retryable. The save publishes."""
     broken = story.broken
     assert broken.error["code"] == "server_fault"
     assert AGENT in broken.error["message"] and "500" in broken.error["message"]
