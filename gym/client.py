@@ -2,7 +2,7 @@
 
 Guarantees: every failure is a `TurnpointError`: a typed refusal, `ServerUnreachable` (nothing
 answered) or `ServerFault` (something else did); a foreign body is never quoted. An answer of
-another server name is refused. Nothing is retried here except by `retry_until`.
+another server name is an `OtherServer`. Nothing is retried here except by `retry_until`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from gym.protocol import (
     Identity,
     JoinRequest,
     Manifest,
+    OtherServer,
     PrepareAnswer,
     PrepareRequest,
     RenewAnswer,
@@ -215,7 +216,12 @@ class GymClient:
         )
         parsed = _parsed(answer, body, name)
         if (answered := getattr(parsed, "server", name)) != name:
-            raise ServerFault(f"the server there is called {answered}", participant=name)
+            raise OtherServer(
+                f"the server at {name}'s URL is called {answered}: correct `servers`, or the "
+                "--name it is started with",
+                participant=name,
+                details={"answered": answered},
+            )
         return parsed
 
     async def _call(

@@ -25,6 +25,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gym.logs import log_fault
+from gym.one_process import only_process
 from gym.participant import Participant
 from gym.protocol import (
     AcknowledgeRequest,
@@ -70,12 +71,15 @@ def create_app(participant: Participant, *, guarded: Sequence[str] = ()) -> Fast
 
     Raises:
         ValueError: No control token is configured.
+
+    Its start raises `MoreThanOneProcess` if another process serves the same server.
     """
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        yield
-        participant.shut_down()
+        with only_process(participant.settings):
+            yield
+            participant.shut_down()
 
     app = FastAPI(title=participant.name, lifespan=lifespan, openapi_url=None)
     app.add_exception_handler(TurnpointError, _refusal)

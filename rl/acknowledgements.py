@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from gym.protocol import ServerFault, TurnpointError
+from gym.protocol import OtherServer, ServerFault, TurnpointError
 from rl.collaborators import GymPort
 from rl.errors import ActorLost
 from rl.job_state import JobState
@@ -20,6 +20,8 @@ from rl.recovery_ledger import RolloutRecord
 
 _log = logging.getLogger(__name__)
 _FIRST_S, _MOST_S = 0.05, 1.0
+_MENDED = (OtherServer, ServerFault, ActorLost)
+"""Not of a kind that passes, but somebody may start what answers wrongly again."""
 
 
 class Acknowledgements:
@@ -71,7 +73,9 @@ class Acknowledgements:
             try:
                 return await call()
             except TurnpointError as error:
-                if not (error.retryable or isinstance(error, (ServerFault, ActorLost))):
+                if not (
+                    error.retryable or isinstance(error, (OtherServer, ServerFault, ActorLost))
+                ):
                     raise
             await asyncio.sleep(pause_s)
             pause_s = min(_MOST_S, 2 * pause_s)

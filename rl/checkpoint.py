@@ -35,6 +35,8 @@ from rl.topology import topology_of
 _log = logging.getLogger(__name__)
 _STATUS_LIMIT_S = 5.0
 _LEAST_FREE_BYTES = 16 << 20
+_TIMES_THE_NEWEST = 2
+"""A snapshot is written beside the newest one and may have grown since."""
 
 
 class CheckpointDesk:
@@ -170,7 +172,7 @@ class CheckpointDesk:
             self._end(save, keep_folder=published is not None)
         ended = self._ended.remember(checkpoint_id)
         if published is not None:
-            self.last = LastSnapshot(published, ended.mark, ended.stored_bytes)
+            self.last = LastSnapshot(published, ended.mark)
         return ended.pause_s
 
     # --- begin --------------------------------------------------------------------------------
@@ -242,7 +244,8 @@ class CheckpointDesk:
         closed = sorted(s.server for s in servers if s.phase is not Phase.OPEN)
         if closed:
             return self._refused("server_unfit", f"not open: {', '.join(closed)}")
-        need = max(_LEAST_FREE_BYTES, 2 * self.last.stored_bytes)
+        newest = await asyncio.to_thread(self._with.folder.newest_bytes)
+        need = max(_LEAST_FREE_BYTES, _TIMES_THE_NEWEST * newest)
         free = await asyncio.to_thread(self._with.folder.free_bytes)
         if free < need:
             # A save that found the disk full has left its files there, perhaps.
@@ -298,7 +301,6 @@ class CheckpointDesk:
         self._lease.check()  # an ended lease condemns the cut, whatever its timer did
         if save.ended:
             raise stale(save.checkpoint_id)
-        save.stored_bytes = sum(file.bytes for file in [*stored, *own])
         return _answer(self._job, picture, rows_put, [*stored, *own], servers)
 
     async def _mark(self) -> Mark:
@@ -336,7 +338,7 @@ class CheckpointDesk:
         self._save = None
         self._lease.release()
         ended = self._ended.remember(save.checkpoint_id)
-        ended.mark, ended.stored_bytes = save.mark, save.stored_bytes
+        ended.mark = save.mark
         if save.closed_at is not None:
             ended.pause_s = self._with.clock() - save.closed_at
         if save.cut is not None:

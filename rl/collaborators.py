@@ -88,6 +88,9 @@ class FolderPort(Protocol):
     def make_room(self, incarnation: int) -> None:
         """Delete what other saves left unpublished."""
 
+    def newest_bytes(self) -> int:
+        """What the newest snapshot takes on disk, all parts of it; 0 without one."""
+
     def free_bytes(self) -> int:
         """Free space below the snapshot root."""
 

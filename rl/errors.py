@@ -10,6 +10,7 @@ TurnpointError
 │   ├── DataPlaneBusy          data_plane_busy: a save of TransferQueue has not returned
 │   ├── ActorLost              actor_lost: an actor of the job is not there or died
 │   ├── RayUnreachable         ray_unreachable: no Ray cluster answers
+│   ├── PortTaken              port_taken: somebody holds the generation endpoint's port
 │   ├── DatasetInvalid         dataset_invalid: `file:line` of the row that does not parse
 │   ├── RestoreNotFinished     restore_not_finished: the newest incarnation has no line yet
 │   ├── OriginConflict         origin_conflict: an incarnation names two origins
@@ -89,6 +90,12 @@ class RayUnreachable(JobError):
     code = "ray_unreachable"
     status = 503
     retryable = True
+
+
+class PortTaken(JobError):
+    """Another process listens on the generation endpoint's port."""
+
+    code = "port_taken"
 
 
 class ActorLost(JobError):

@@ -23,7 +23,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from gym.protocol import StaleIncarnation
-from rl.errors import JobError
+from rl.errors import PortTaken
 from rl.generation_app import PARTICIPANT, Generation, create_app
 from rl.messages import GENERATION, JobConfig
 from rl.transfer_queue import DataPlane
@@ -33,12 +33,6 @@ _BIND_LIMIT_S = 20.0
 _BIND_POLL_S = 0.1
 
 _log = logging.getLogger(__name__)
-
-
-class PortTaken(JobError):
-    """Another process listens on the generation endpoint's port."""
-
-    code = "port_taken"
 
 
 class GenerationServer:
@@ -140,7 +134,8 @@ def _bound(host: str, port: int) -> socket.socket:
             listener.close()
             if time.monotonic() > deadline:
                 raise PortTaken(
-                    f"port {port} is taken ({error.strerror}): set another generation_port",
+                    f"{host}:{port} cannot be listened on ({error.strerror}): end what holds it, "
+                    "or set another generation_port (`ports.generation` of a local stack)",
                     participant=PARTICIPANT,
                 ) from None
             time.sleep(_BIND_POLL_S)

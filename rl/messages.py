@@ -62,11 +62,17 @@ def told_apart(servers: list[ServerConfig]) -> list[ServerConfig]:
     names = [server.name for server in servers]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"two servers have the name {', '.join(twice)}; each needs its own")
+    at: dict[str, list[str]] = {}
+    for server in servers:
+        at.setdefault(server.url.rstrip("/"), []).append(server.name)
+    if shared := [" and ".join(names) for names in at.values() if len(names) > 1]:
+        raise ValueError(f"one url under two names: {'; '.join(shared)}; each server has its own")
     return servers
 
 
 Servers = Annotated[list[ServerConfig], AfterValidator(told_apart)]
-"""A server's name is its folder in a snapshot: no two are the same."""
+"""A server's name is its folder in a snapshot, and one server answers at a URL: no two of either
+are the same."""
 
 
 class SnapshotPlace(Wire):

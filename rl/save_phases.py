@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gym.client import GymClient, retry_until
 from gym.protocol import (
@@ -39,6 +39,9 @@ from gym.protocol import (
 from rl.errors import NotHeld
 from rl.fleet import Answered, Fleet, budget_s, each, own_files, report
 from rl.messages import JoinedServer, PrepareAnswers, ServerReport
+from rl.silent_servers import Silent, unless_silent
+
+T = TypeVar("T")
 
 PREPARE = (Kind.MODEL, Kind.AGENT, Kind.RESOURCE)
 COMMIT = (Kind.AGENT, Kind.MODEL, Kind.RESOURCE)
@@ -63,8 +66,9 @@ async def prepare(
             that each server gets by the call. Raises when they are over.
 
     Raises:
-        NotReady: Servers of a kind were not ready in time, or did not answer;
-            `details["blockers"]` lists every blocker: server, who, where, for how long.
+        NotReady: Servers of a kind were not ready in time, or one did not answer for a lease,
+            be it one of a later kind; `details["blockers"]` lists every blocker: server, who,
+            where, for how long.
         TurnpointError: A server's refusal.
     """
     deadline = time.monotonic() + budget
@@ -80,12 +84,14 @@ async def prepare(
         )
         return await fleet.client.prepare(server.url, server.name, request)
 
-    for kind in PREPARE:
-        answers = await each(
+    for place, kind in enumerate(PREPARE):
+        later, patience_s = fleet.of(*PREPARE[place + 1 :]), driven_s()
+        asking = each(
             fleet.of(kind),
             lambda server: _or_silent(call, server, deadline, time.monotonic() + driven_s()),
             None,
         )
+        answers = await _unless_silent(asking, fleet, later, patience_s)
         _demand_ready(answers)
         for item in answers:
             counts = item.answer.counts if isinstance(item.answer, PrepareAnswer) else Counts()
@@ -267,6 +273,22 @@ async def _or_silent(
     except (ServerUnreachable, TimeoutError):
         age_s = time.monotonic() - started
         return Blocker(rollout_id=None, where="no_answer", age_s=age_s)
+
+
+async def _unless_silent(
+    asking: Coroutine[Any, Any, T], fleet: Fleet, later: list[JoinedServer], patience_s: float
+) -> T:
+    """The answers of a kind, unless a server of a later one is silent for a whole lease."""
+    names = {server.name for server in later}
+    try:
+        return await unless_silent(asking, names, lambda: statuses(fleet, later), patience_s)
+    except Silent as silent:
+        blockers: list[dict[str, Any]] = []
+        for name, age_s in silent.servers.items():
+            blocker = Blocker(rollout_id=None, where="no_answer", age_s=age_s)
+            blockers.append({"server": name, **blocker.model_dump(mode="json")})
+        _refuse(blockers)
+        raise  # `_refuse` has raised: somebody is silent
 
 
 def _demand_ready(answers: Sequence[Answered[PrepareAnswer | Blocker]]) -> None:

@@ -31,7 +31,6 @@ class Save:
     """TransferQueue's save: nothing can stop it, only its return is waited for."""
     mark: Mark | None = None
     ended: bool = False
-    stored_bytes: int = 0
 
 
 @dataclass
@@ -40,7 +39,6 @@ class Ended:
 
     pause_s: float | None = None
     mark: Mark | None = None
-    stored_bytes: int = 0
 
 
 @dataclass
@@ -49,7 +47,6 @@ class LastSnapshot:
 
     name: str | None = None
     mark: Mark | None = None
-    stored_bytes: int = 0
 
 
 class EndedSaves:

@@ -258,6 +258,11 @@ class SnapshotFolder:
             line = incarnations.Line(self.path, manifest.incarnation, number)
         return [name] + [old for old in self._on(line) if number_of(old) < number]
 
+    def newest_bytes(self) -> int:
+        """Bytes of all files of the newest snapshot whose manifest can be read; 0 without one."""
+        readable = (self._readable(name) for name in self.snapshots())
+        return next((manifest.bytes for manifest in readable if manifest is not None), 0)
+
     def free_bytes(self) -> int:
         """Bytes that this user may still write below the snapshot root."""
         path = next(path for path in (self.path, *self.path.parents) if path.exists())
@@ -346,8 +351,14 @@ class SnapshotFolder:
     def _existing(self, name: str) -> Path:
         folder = self.path / name
         if not SNAPSHOT.match(name) or folder.is_symlink() or not folder.is_dir():
-            raise NotFound(f"there is no snapshot {name}", participant=self._config.job_id)
+            raise self._not_found(name)
         return folder
+
+    def _not_found(self, which: str) -> NotFound:
+        return NotFound(
+            f"there is no snapshot {which}; `turnpoint list` shows those there are",
+            participant=self._config.job_id,
+        )
 
     def _readable(self, name: str) -> SnapshotManifest | None:
         """A manifest for looking around; None where it is damaged or being pruned."""
@@ -361,7 +372,7 @@ class SnapshotFolder:
             manifest = self._readable(name)
             if manifest is not None and manifest.name == wanted:
                 return name
-        raise NotFound(f"there is no snapshot named {wanted}", participant=self._config.job_id)
+        raise self._not_found(f"named {wanted}")
 
     def _on(self, line: incarnations.Line) -> list[str]:
         found = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Mapping, Sequence, Set
+from types import MappingProxyType
 
 from workers.errors import PortInUse
 
@@ -35,6 +36,7 @@ def choose(
     kept: Mapping[str, int],
     base: int,
     others: Set[int] = frozenset(),
+    keys: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, int]:
     """A port for each name.
 
@@ -44,6 +46,7 @@ def choose(
         kept: Ports of the last start, taken again while they are free.
         base: Where to look for free ones, upward.
         others: Ports that other stacks have taken, bound or not (`workers.port_registry`).
+        keys: The setting that demands a port, where it is not `ports.<name>`.
 
     Raises:
         PortInUse: A fixed port is held by somebody else, or no port from `base` on is free.
@@ -52,10 +55,10 @@ def choose(
     for name in names:
         if name in fixed:
             if fixed[name] in others or not is_free(fixed[name]):
+                key = keys.get(name, f"ports.{name}")
                 raise PortInUse(
                     f"{name}: port {fixed[name]} is in use; end what holds it, or give another "
-                    f"one (ports.{name}, or the url of a server that is named), or none to take a "
-                    "free one"
+                    f"one ({key}), or none to take a free one"
                 )
             chosen[name] = fixed[name]
     for name in names:

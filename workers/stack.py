@@ -42,6 +42,7 @@ from workers.stack_parts import (
     child_environment,
     fixed_ports,
     parts,
+    port_keys,
     ports_needed,
     resolve,
 )
@@ -154,6 +155,7 @@ class Stack:
             ports = choose(
                 ports_needed(given),
                 fixed=fixed_ports(given),
+                keys=port_keys(given),
                 kept=last.ports if last else {},
                 base=given.port_base,
                 others=registry.taken,

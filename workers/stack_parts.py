@@ -63,14 +63,23 @@ def ports_needed(settings: Settings) -> list[str]:
     if not settings.policy.startswith("http"):
         names.append("policy")
     names += sorted(gym_servers.started(settings.servers)) if settings.servers else gym_servers.OWN
-    return [*names, "generation"] if settings.generation_port is None else names
+    if settings.generation_port is None or settings.ray_address is None:  # else another machine's
+        names.append("generation")
+    return names
 
 
 def fixed_ports(settings: Settings) -> dict[str, int]:
     """The ports that the settings demand, by name: a server's is that of its URL."""
-    return settings.ports | {
-        server.name: server.port for server in settings.servers if server.command
-    }
+    fixed = {server.name: server.port for server in settings.servers if server.command}
+    if settings.generation_port is not None:
+        fixed["generation"] = settings.generation_port
+    return settings.ports | fixed
+
+
+def port_keys(settings: Settings) -> dict[str, str]:
+    """The settings that demand ports, by name, where it is not `ports.<name>`."""
+    urls = {server.name: f"url of {server.name}" for server in settings.servers if server.command}
+    return {"generation": "generation_port", **urls}
 
 
 def resolve(settings: Settings, ports: dict[str, int]) -> Settings:

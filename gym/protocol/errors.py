@@ -20,6 +20,7 @@ TurnpointError                 code, status, whether a retry can help, who it co
 │   ├── ExportFailed           409 export_failed: an environment's own code raised over its state
 │   ├── NotWritten             409 not_written: the disk refused a file, and why
 │   │   └── NoSpace            409 no_space: it is full
+│   ├── MoreThanOneProcess     409 more_than_one_process: state lives in one process of a server
 │   ├── NotJoined              409 not_joined
 │   ├── CheckpointParked       409 checkpoint_parked: come back after a resume
 │   ├── SessionUncertain       409 session_uncertain
@@ -27,6 +28,7 @@ TurnpointError                 code, status, whether a retry can help, who it co
 │   ├── ResultConflict         409 result_conflict: an acknowledge with another digest
 │   └── SessionLost            410 session_lost
 ├── ServerUnreachable          no answer from a server (transport)
+├── OtherServer                other_server: another server than the configured one answers there
 └── ServerFault                an answer that is not of this protocol (500, a wrong body)
 
 Guarantees: every error survives pickle (Ray and Temporal serialise them); `code` is stable;
@@ -208,6 +210,12 @@ class NoSpace(NotWritten):
     code = "no_space"
 
 
+class MoreThanOneProcess(ProtocolError):
+    """A second process of a server: it ends at its start, and serves nothing."""
+
+    code = "more_than_one_process"
+
+
 class NotJoined(ProtocolError):
     """The server has not joined a job yet."""
 
@@ -253,6 +261,13 @@ class ServerUnreachable(TurnpointError):
     code = "server_unreachable"
     status = 503
     retryable = True
+
+
+class OtherServer(TurnpointError):
+    """Another server than the configured one answers at a URL: the URL or the name is wrong."""
+
+    code = "other_server"
+    status = 409
 
 
 class ServerFault(TurnpointError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,13 +14,17 @@ from activities import folder as folder_activities
 from activities.contract import BeginRequest, SelectRequest, SelectResult
 from activities.controller import ControllerActivities
 from activities.folder import FolderActivities
+from gym.protocol import Kind, Mode, Role
 from rl import incarnations
 from rl.errors import ActorLost, ControllerLost, NoSnapshot, SnapshotDamaged, TopologyMismatch
-from rl.messages import JobConfig
+from rl.messages import JobConfig, JoinedServer
 from rl.snapshot_folder import SnapshotFolder
+from rl.topology import topology_of
 from tests.activities.test_claim import _not_driven
+from tests.rl import folder_cases
 from tests.rl.folder_cases import FIRST, SECOND, config_of, save, start_job
 
+THIRD = "ccccdddd-0000-4000-8000-000000000003"
 SESSIONS = "gym/counter/sessions.jsonl"
 DAMAGE: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "truncated": (SESSIONS, lambda at: (at / SESSIONS).write_bytes(b"{}")),
@@ -52,15 +56,21 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobConfig:
     return found
 
 
-async def select(config: JobConfig, *, strict: bool = False) -> SelectResult:
+async def select(
+    config: JobConfig,
+    servers: Iterable[JoinedServer] = (),
+    *,
+    strict: bool = False,
+    incarnation: int = 2,
+) -> SelectResult:
     activities = FolderActivities(cast(Client, None), config)
     request = SelectRequest(
         job_id=config.job_id,
-        incarnation=2,
+        incarnation=incarnation,
         restore_id="rs",
         snapshot="latest",
         strict=strict,
-        servers=[],
+        servers=list(servers),
         excluded=[],
         reasons=[],
     )
@@ -106,6 +116,78 @@ async def test_another_topology_is_listed_by_entry_old_and_new(config: JobConfig
     ]
     with pytest.raises(NoSnapshot, match="policy_model: tiny -> large"):
         await select(other)
+
+
+def _joined(name: str, kind: Kind, **more: Any) -> JoinedServer:
+    given = {"mode": Mode.EXPORT_RESTORE, "url": "http://127.0.0.1:1", "instance_id": "i", **more}
+    return JoinedServer(name=name, kind=kind, **given)
+
+
+FLEET = {
+    "policy_model": _joined("policy_model", Kind.MODEL, role=Role.POLICY),
+    "simple_agent": _joined("simple_agent", Kind.AGENT),
+    "counter": _joined("counter", Kind.RESOURCE),
+}
+OTHER_FLEETS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
+    "name": (
+        {"counter": {"name": "tally"}},
+        {},
+        [
+            "servers.counter.kind: resource -> absent",
+            "servers.counter.mode: export_restore -> absent",
+            "servers.counter.schema_versions: [1] -> absent",
+            "servers.tally.kind: absent -> resource",
+            "servers.tally.mode: absent -> export_restore",
+            "servers.tally.schema_versions: absent -> [1]",
+        ],
+    ),
+    "kind": (
+        {"counter": {"kind": Kind.AGENT}}, {}, ["servers.counter.kind: resource -> agent"],
+    ),
+    "mode": (
+        {"counter": {"mode": Mode.RESTART_ONLY}},
+        {},
+        ["servers.counter.mode: export_restore -> restart_only"],
+    ),
+    "role": (
+        {"policy_model": {"role": Role.AUXILIARY}},
+        {},
+        ["servers.policy_model.role: policy -> auxiliary"],
+    ),
+    "schema version": (
+        {"simple_agent": {"schema_versions": [2]}},
+        {},
+        ["servers.simple_agent.schema_versions: [1] -> [2]"],
+    ),
+    "tokenizer": ({}, {"policy_sha256": "f" * 64}, [f"policy_sha256: {'e' * 64} -> {'f' * 64}"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("entry", OTHER_FLEETS)
+async def test_each_entry_of_the_topology_is_compared_and_listed(
+    config: JobConfig, monkeypatch: pytest.MonkeyPatch, entry: str
+) -> None:
+    """Break: rl/topology.py: leave the entry out of `_SERVER_FIELDS`, or out of `_entries`.
+
+    What the dataset means is compared by the loader: `tests/rl/test_loader.py`.
+    """
+    config = config.model_copy(update={"policy_sha256": "e" * 64})
+    saved = topology_of(config, FLEET.values(), {"epochs": 1})
+    monkeypatch.setattr(folder_cases, "topology", lambda: saved)
+    start_job(config)
+    save(SnapshotFolder(config), THIRD, incarnation=3)
+    incarnations.claim(config.job_folder, {"run_id": "another restore"})
+
+    assert (await select(config, FLEET.values(), incarnation=4)).snapshot == "snapshot_000003"
+    servers, identity, differences = OTHER_FLEETS[entry]
+    other = [one.model_copy(update=servers.get(name, {})) for name, one in FLEET.items()]
+    changed = config.model_copy(update=identity)
+    with pytest.raises(TopologyMismatch) as caught:
+        await select(changed, other, strict=True, incarnation=4)
+    assert caught.value.details["differences"] == differences
+    moved = [one.model_copy(update={"url": "http://127.0.0.1:2", "instance_id": "j"})
+             for one in FLEET.values()]  # fmt: skip
+    assert (await select(config, moved, strict=True, incarnation=4)).skipped == []
 
 
 # --- a save while nothing runs, or not yet ----------------------------------------------------

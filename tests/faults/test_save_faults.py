@@ -272,6 +272,32 @@ async def test_a_terminated_save_lets_rollouts_go_on_within_the_lease(
     await until(lambda: _publishes(client), "the controller to let go as well", LEASE_S + 10)
 
 
+async def test_a_server_killed_before_its_prepare_is_named_and_the_others_go_on(
+    live: Live, client: Client
+) -> None:
+    """Break: rl/save_phases.py: look at no server of a later kind. The agents repeat its steps.
+
+    Last: what the server held is lost, so the job is restored.
+    """
+    await until(lambda: _publishes(client), "a snapshot to come back to", 30)
+    before = live.snapshots.snapshots()
+    with live.hold("prepare_checkpoint.before") as reached:
+        handle = await reach(client, reached)
+        await asyncio.to_thread(live.stack.kill, RESOURCE)
+    with pytest.raises(WorkflowFailureError) as failed:
+        await asyncio.wait_for(handle.result(), 2 * LEASE_S + TOLERANCE_S)
+    error = failed.value.cause
+    assert getattr(error, "type", None) == "deadline_exceeded", error
+    assert RESOURCE in str(error)
+    others = await live.statuses(without=RESOURCE)
+    assert {status.phase for status in others.values()} == {Phase.OPEN}
+    assert live.snapshots.snapshots() == before
+    assert live.left_over() == []
+    restored = await asyncio.to_thread(live.cli, "restore", "--replace")
+    assert restored["snapshot"] == before[0]
+    await goes_on(live, 30)
+
+
 async def _publishes(client: Client) -> bool:
     """Whether a save is agreed to and publishes; a refusal that passes is a no."""
     handle = await start(client)

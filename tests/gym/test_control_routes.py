@@ -10,10 +10,12 @@ from pathlib import Path
 import httpx
 import pytest
 import pytest_asyncio
+from fastapi.routing import APIRoute
 from pydantic import SecretStr
 
 from gym.control_routes import create_app
 from gym.participant import Participant
+from gym.protocol import Kind
 from gym.protocol.control import BASE_PATH
 from gym.settings import ServerSettings, read_token_file, settings_from_command_line
 from tests.gym.parts import FakePart, settings
@@ -26,7 +28,7 @@ ROUTES = [
         ("POST", name)
         for name in (
             "join", "prepare", "renew", "commit", "resume", "restore", "reset", "discard",
-            "forget",
+            "forget", "acknowledge",
         )
     ),
 ]  # fmt: skip
@@ -34,8 +36,9 @@ ROUTES = [
 
 @pytest_asyncio.fixture
 async def http(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    participant = Participant("fake", FakePart(), settings(tmp_path))
-    app = create_app(participant, guarded=("/private",))
+    part = FakePart()
+    part.kind = Kind.AGENT  # which has every control route
+    app = create_app(Participant("fake", part, settings(tmp_path)), guarded=("/private",))
 
     @app.get("/private/thing")
     async def private() -> dict[str, str]:
@@ -48,6 +51,20 @@ async def http(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
         yield client
+
+
+def test_no_control_route_is_left_out_here(tmp_path: Path) -> None:
+    """Break: add a route to the server and not to the list above."""
+    part = FakePart()
+    part.kind = Kind.AGENT
+    app = create_app(Participant("fake", part, settings(tmp_path)))
+    installed = {
+        (method, route.path.removeprefix(f"{BASE_PATH}/"))
+        for route in app.routes
+        if isinstance(route, APIRoute) and route.path.startswith(BASE_PATH)
+        for method in route.methods
+    }
+    assert installed == set(ROUTES)
 
 
 @pytest.mark.parametrize(("method", "name"), ROUTES)

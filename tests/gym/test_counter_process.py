@@ -24,6 +24,7 @@ from gym.protocol import (
     CommitRequest,
     Identity,
     JoinRequest,
+    OtherServer,
     Phase,
     PrepareRequest,
     RenewRequest,
@@ -206,7 +207,7 @@ async def test_the_client_types_what_it_meets(tmp_path: Path) -> None:
         async with GymClient(SecretStr("other")) as stranger:
             with pytest.raises(Unauthorized):
                 await stranger.capabilities(server.url, NAME)
-        with pytest.raises(ServerFault, match="called counter"):
+        with pytest.raises(OtherServer, match=r"called counter.*`servers`"):
             await server.client.capabilities(server.url, "another")
         with pytest.raises(ServerFault) as missing:
             await server.client.manifest(server.url, NAME, "p0_g0")

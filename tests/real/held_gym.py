@@ -11,8 +11,10 @@ comes there while it is held waits as well.
 | `agent.<rollout>.run-<n>` | a `/run` that has not got to the agent |
 | `agent.acknowledge` | an acknowledgement that has not got to the agent |
 | `counter.<rollout>.seed`, `.verify`, `.<call>` | a mutation that runs |
+| `policy.completions` | the judge's answer to the verify of one rollout |
 
-A file `<point>.refuse` has the policy refuse one such call for good.
+A file `<point>.refuse` has the policy refuse one such call for good; `<point>.500`, with a point of
+model or agent, has the server answer one such call (`agent.commit`) with an error that is no one's.
 """
 
 from __future__ import annotations
@@ -32,16 +34,19 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gym.agent_calls import Peer, http_client
 from gym.agent_server import AgentServerSettings, create_agent_app
+from gym.app_lifespan import close_with
 from gym.counter import Counter, CounterSettings
 from gym.model_server import ModelServerSettings, create_model_app
 from gym.protocol.identity import PREFIX
+from gym.protocol.records import BaseUrl
 from gym.resource_server import Tool, create_resource_app, inner_identity
 from gym.serve import serve
 from gym.session import Session
 from gym.settings import ServerSettings, settings_from_command_line
 from rl.scripted_policy import create_app
-from tests.real.state_rows import SCRIPT
+from tests.real.state_rows import JUDGE, ROLLOUTS, SCRIPT, State
 
 FOLDER = "HELD_GYM_FOLDER"
 """Environment variable: the folder of the points."""
@@ -68,11 +73,12 @@ class HeldCalls:
         if scope["type"] == "http":
             point = f"{self._server}.{_what(scope)}"
             await held(point)
-            refusal = Path(os.environ[FOLDER]) / f"{point}.refuse"
-            if refusal.exists():
-                refusal.unlink()
-                await JSONResponse({"error": {"code": 400}}, 400)(scope, receive, send)
-                return
+            for ending, status in (("refuse", 400), ("500", 500)):
+                asked = Path(os.environ[FOLDER]) / f"{point}.{ending}"
+                if asked.exists():
+                    asked.unlink()
+                    await JSONResponse({"error": {"code": status}}, status)(scope, receive, send)
+                    return
         await self._app(scope, receive, send)
 
 
@@ -84,8 +90,17 @@ def _what(scope: Scope) -> str:
     return f"{rollout_id}.{call or 'run-' + headers.get(PREFIX + 'attempt', '')}"
 
 
+class HeldCounterSettings(CounterSettings):
+    judge_url: BaseUrl
+    """Of the judge that the verify of one rollout asks."""
+
+
 class HeldCounter(Counter):
-    """Holds mutations while they run."""
+    """Holds mutations while they run; one rollout's verify asks a judge."""
+
+    def __init__(self, judge: Peer) -> None:
+        super().__init__()
+        self._judge = judge
 
     async def seed(self, row: dict[str, Any]) -> int:
         await _held_mutation()
@@ -101,6 +116,12 @@ class HeldCounter(Counter):
         self, session: Session[int], row: dict[str, Any], response: dict[str, Any]
     ) -> dict[str, Any]:
         await _held_mutation()
+        identity = inner_identity()
+        if identity is not None and identity.rollout_id == ROLLOUTS[State.VERIFY]:
+            body = {"input": "Is it right?"}
+            reply = await self._judge.post("v1/responses", body, identity, {})
+            if (error := reply.error) is not None:
+                raise error
         return await super().verify(session, row, response)
 
 
@@ -145,8 +166,12 @@ def _server(kind: str, flags: list[str]) -> tuple[FastAPI, ServerSettings]:
             agent = settings_from_command_line(AgentServerSettings, flags)
             return create_agent_app(agent), agent
         case "counter":
-            counter = settings_from_command_line(CounterSettings, flags)
-            return create_resource_app(HeldCounter(), counter), counter
+            counter = settings_from_command_line(HeldCounterSettings, flags)
+            http = http_client(None)
+            judge = Peer(JUDGE, counter.judge_url, http)
+            app = create_resource_app(HeldCounter(judge), counter)
+            close_with(app, http.aclose)
+            return app, counter
     raise SystemExit(f"no such server: {kind}")
 
 

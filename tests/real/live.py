@@ -162,13 +162,15 @@ class Live:
 
     # --- what it holds ------------------------------------------------------------------------
 
-    async def statuses(self) -> dict[str, Status]:
-        """Status of every Gym server, by name."""
+    async def statuses(self, *, without: str | None = None) -> dict[str, Status]:
+        """Status of every Gym server, by name; of one that is down nobody asks."""
         settings = self.settings
         token = read_key_file(settings.token_file, "control_token")
         found = {}
         async with GymClient(token) as gym:
             for server in settings.servers:
+                if server.name == without:
+                    continue
                 who = await gym.capabilities(server.url, server.name)
                 request = StatusRequest(
                     incarnation=who.incarnation or 1, instance_id=who.instance_id

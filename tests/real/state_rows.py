@@ -12,6 +12,7 @@ from rl.scripted_policy import Script
 from tests.twin.rows import tools_asked
 
 SCRIPT = Script(turns=3, turns_spread=1, delay_s=0.05)
+JUDGE = "judge"
 MAX_STEPS = 4
 """A rollout of four turns ends by it, without a last answer of the model."""
 
@@ -26,7 +27,7 @@ class State(StrEnum):
     MODEL_CALL = "in a model call"
     TOOL_STEP = "in a tool step"
     BEFORE_VERIFY = "in its last tool step: it stands before verify"
-    VERIFY = "in verify"
+    VERIFY = "in verify, which waits for a judge"
     REDISPATCHED = "redispatched after a failed call"
     FAILING = "in a model call that fails"
     BETWEEN_TURNS = "between two turns; after the restore not sent again"

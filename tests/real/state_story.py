@@ -23,27 +23,27 @@ import psutil
 from temporalio.client import WorkflowHandle
 
 from activities.contract import TASK_QUEUE, Progress, RestoreResult, SaveInput
+from gym.protocol import Counts, Kind
 from rl.cut import Picture, read_picture
 from rl.messages import ServerConfig
 from tests.real.held_gym import FOLDER
 from tests.real.live import AGENT, JOB, KINDS, MODEL, RESOURCE, Live, published, until, wait_for
 from tests.real.own_servers import OwnServers, is_healthy
-from tests.real.state_rows import MAX_INFLIGHT, MAX_STEPS, ROLLOUTS, SCRIPT, State
+from tests.real.state_rows import JUDGE, MAX_INFLIGHT, MAX_STEPS, ROLLOUTS, SCRIPT, State
 from tests.twin.rows import write_rows
 
 BASE = 28_800
 POLICY_PORT, GENERATION_PORT = BASE + 10, BASE + 11
-URLS = {name: f"http://127.0.0.1:{BASE + 12 + n}" for n, name in enumerate(KINDS)}
+URLS = {name: f"http://127.0.0.1:{BASE + 12 + n}" for n, name in enumerate([*KINDS, JUDGE])}
+GENERATION = ["--generation-url", f"http://127.0.0.1:{GENERATION_PORT}/v1"]
 MODULES = {
-    MODEL: [
-        *("tests.real.held_gym", "model"),
-        *("--generation-url", f"http://127.0.0.1:{GENERATION_PORT}/v1"),
-    ],
+    MODEL: ["tests.real.held_gym", "model", *GENERATION],
+    JUDGE: ["gym.model_server", "--role", "auxiliary", *GENERATION],
     AGENT: [
         *("tests.real.held_gym", "agent", "--model-url", URLS[MODEL]),
         *("--resource", f"{RESOURCE}={URLS[RESOURCE]}", "--max-steps", str(MAX_STEPS)),
     ],
-    RESOURCE: ["tests.real.held_gym", "counter"],
+    RESOURCE: ["tests.real.held_gym", "counter", "--judge-url", URLS[JUDGE]],
 }
 UNTIL_CLOSED = {State.UNACKNOWLEDGED: "agent.acknowledge"}
 UNTIL_MODEL_CLOSES = {
@@ -56,7 +56,7 @@ UNTIL_AGENT_CLOSES = {
     State.SEEDING: f"counter.{ROLLOUTS[State.SEEDING]}.seed",
     State.TOOL_STEP: f"counter.{ROLLOUTS[State.TOOL_STEP]}.call-1",
     State.BEFORE_VERIFY: f"counter.{ROLLOUTS[State.BEFORE_VERIFY]}.call-3",
-    State.VERIFY: f"counter.{ROLLOUTS[State.VERIFY]}.verify",
+    State.VERIFY: "policy.completions",  # behind the judge, whom the verify has asked
     State.REDISPATCHED: f"counter.{ROLLOUTS[State.REDISPATCHED]}.call-1",
 }
 UNTIL_PREPARED = {State.NOT_ARRIVED: f"agent.{ROLLOUTS[State.NOT_ARRIVED]}.run-0"}
@@ -64,6 +64,7 @@ REFUSED = [
     f"policy.{ROLLOUTS[State.REDISPATCHED]}.call-1.refuse",
     f"policy.{ROLLOUTS[State.FAILING]}.call-1.refuse",
 ]
+BROKEN = "agent.commit.500"
 NOT_SENT_AGAIN = f"agent.{ROLLOUTS[State.BETWEEN_TURNS]}.run-1"
 
 
@@ -121,12 +122,24 @@ class SavedInEveryState:
     """By server, then by rollout: what it was busy with when the save began."""
     released: dict[State, float]
     """When its rollout was let go."""
+    judging: Counts
+    """What the judge had under way once every other model server was closed."""
     in_flight: dict[str, int]
     """Calls in flight on each server while calls without identity were held."""
     owed: int
     """Acknowledgements owed when admission closed, as `close_admission` answered."""
     unidentified: dict[str, Answered]
     """By server: the call without identity that came in the pause."""
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A save that met a server which answered 500."""
+
+    error: dict[str, Any]
+    left_over: list[str]
+    snapshots: list[str]
+    all_open: bool
 
 
 @dataclass(frozen=True)
@@ -141,6 +154,7 @@ class Story:
     first: Snapshot
     crashes: list[float]
     restored: RestoreResult
+    broken: Broken
     second_checkpoint_id: str
     second: Snapshot
     restored_again: RestoreResult
@@ -180,8 +194,10 @@ class Stage:
             policy=f"http://127.0.0.1:{POLICY_PORT}",
             generation_port=GENERATION_PORT,
             servers=[
-                ServerConfig(name=name, kind=KINDS[name], url=URLS[name]).model_dump(mode="json")
-                for name in (MODEL, AGENT, RESOURCE)
+                ServerConfig(
+                    name=name, kind=KINDS.get(name, Kind.MODEL), url=URLS[name]
+                ).model_dump(mode="json")
+                for name in (MODEL, JUDGE, AGENT, RESOURCE)
             ],
             workers=1,
             lease_s=20,
@@ -281,6 +297,7 @@ class Stage:
             await self._prepare_begins(MODEL)
             released |= self.release(UNTIL_MODEL_CLOSES)
             await self._prepare_begins(AGENT)
+            judging = (await live.statuses())[JUDGE].counts
             released |= self.release(UNTIL_AGENT_CLOSES)
             await asyncio.to_thread(wait_for, reached.exists, "the commit", 30)
             released |= self.release(UNTIL_PREPARED)
@@ -289,9 +306,11 @@ class Stage:
                 name: status.counts.in_flight for name, status in (await live.statuses()).items()
             }
         saved = await published(handle)
-        answers = dict(zip(URLS, await asyncio.gather(*strangers), strict=True))
+        answers = dict(zip(KINDS, await asyncio.gather(*strangers), strict=True))
         owed = (await activity_result(handle, "close_admission"))["acknowledged"]
-        return SavedInEveryState(saved.checkpoint_id, busy, released, in_flight, owed, answers)
+        return SavedInEveryState(
+            saved.checkpoint_id, busy, released, judging, in_flight, owed, answers
+        )
 
     def _is_closed(self) -> bool:
         # It fails, as the product's worker is gone, and says how the job is all the same.
@@ -306,12 +325,12 @@ class Stage:
             RESOURCE: ("seed_session", row),
         }
         tasks = [
-            asyncio.create_task(_answered(f"{url}/{bodies[name][0]}", bodies[name][1]))
-            for name, url in URLS.items()
+            asyncio.create_task(_answered(f"{URLS[name]}/{bodies[name][0]}", bodies[name][1]))
+            for name in KINDS
         ]
 
         def held() -> bool:
-            return all(self.live.log(name, "held") for name in URLS)
+            return all(self.live.log(name, "held") for name in KINDS)
 
         await asyncio.to_thread(wait_for, held, "calls without identity to be held", 10)
         await asyncio.sleep(0.5)  # by now the run that has failed is the controller's, too
@@ -343,6 +362,17 @@ def _verified(live: Live, state: State, since: float) -> bool:
     wanted = f"{ROLLOUTS[state]}/verify/0"
     lines = live.log(RESOURCE, "mutation")
     return any(line["request_id"] == wanted and line["ts"] > since for line in lines)
+
+
+def _save_that_fails(stage: Stage) -> Broken:
+    stage.ask([BROKEN])
+    answer = stage.live.cli("save", "--name", "broken", fails=True)
+    return Broken(
+        error=answer["error"],
+        left_over=stage.live.left_over(),
+        snapshots=stage.live.snapshots.snapshots(),
+        all_open=asyncio.run(stage.live.all_open()),
+    )
 
 
 @contextmanager
@@ -377,6 +407,7 @@ def told(folder: Path) -> Iterator[Story]:
         others = len(State) - 1
         wait_for(lambda: live.finished() == others, "the others to finish", 90)
         assert stage.reached([NOT_SENT_AGAIN])
+        broken = _save_that_fails(stage)
         again = live.cli("save", "--name", "again")
         second = Snapshot.read(live, again["snapshot"])
         crashes.append(stage.crash_job())
@@ -393,6 +424,7 @@ def told(folder: Path) -> Iterator[Story]:
             first=first,
             crashes=crashes,
             restored=restored,
+            broken=broken,
             second_checkpoint_id=again["checkpoint_id"],
             second=second,
             restored_again=restored_again,

@@ -207,6 +207,32 @@ def test_a_record_restored_and_not_sent_again_is_saved_as_it_was_restored(story:
     assert given.restarted_because is None
 
 
+def test_a_judge_answers_inside_verify_though_the_policy_is_closed(story: Story) -> None:
+    """Break: gym/participant.py: close auxiliary servers, too (`never_closes=False`)."""
+    policy_closed = story.control(MODEL, story.saved.checkpoint_id, "prepare", "end")
+    released = story.saved.released[State.VERIFY]
+    agent_ready = story.control(AGENT, story.saved.checkpoint_id, "prepare", "end")
+    assert story.saved.judging.in_flight == 1
+    assert policy_closed < released < agent_ready
+    [verified] = [
+        line
+        for line in story.mutations(ROLLOUTS[State.VERIFY])[0]
+        if line["request_id"].endswith("/verify/0")
+    ]
+    assert released < verified["ts"] < agent_ready
+    assert story.first.picture.records[ROLLOUTS[State.VERIFY]].runs[-1].state.value == "finished"
+
+
+def test_a_server_that_answers_500_fails_the_save_by_name_and_nothing_else(story: Story) -> None:
+    """Break: gym/protocol/errors.py: make `ServerFault` retryable. The save publishes."""
+    broken = story.broken
+    assert broken.error["code"] == "server_fault"
+    assert AGENT in broken.error["message"] and "500" in broken.error["message"]
+    assert broken.left_over == []
+    assert broken.snapshots == ["snapshot_000001"]
+    assert broken.all_open
+
+
 @pytest.mark.parametrize("server", [AGENT, MODEL, RESOURCE])
 def test_a_call_without_identity_is_held_until_resume_and_is_in_no_inventory(
     story: Story, server: str

@@ -220,6 +220,7 @@ class FakeFolder:
         self.free = 1 << 40
         self.left_over = 0
         """Bytes in what a failed save has left."""
+        self.newest = 0
 
     def reserve(self, checkpoint_id: str, incarnation: int) -> tuple[str, str]:
         self.number += 1
@@ -234,6 +235,9 @@ class FakeFolder:
     def make_room(self, incarnation: int) -> None:
         self.free += self.left_over
         self.left_over = 0
+
+    def newest_bytes(self) -> int:
+        return self.newest
 
     def free_bytes(self) -> int:
         return self.free

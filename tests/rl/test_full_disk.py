@@ -118,6 +118,23 @@ async def test_what_a_failed_save_left_does_not_refuse_the_next(tmp_path: Path) 
     assert (await world.controller.begin_checkpoint(A, None)).agreed
 
 
+async def test_the_newest_snapshot_says_how_much_is_needed_also_after_a_restore(
+    tmp_path: Path,
+) -> None:
+    """Break: remember what this controller has saved, which is nothing yet."""
+    world = World(tmp_path)
+    await world.start()
+    world.folder.newest = 20 << 20
+    need = 2 * world.folder.newest
+    world.folder.free = need - 1
+    refused = await world.controller.begin_checkpoint(A, None)
+    assert refused.refusal == "no_space"
+    assert f"{need - 1} bytes are free" in (refused.reason or "")
+    assert f"{need} are needed" in (refused.reason or "")
+    world.folder.free = need
+    assert (await world.controller.begin_checkpoint(A, None)).agreed
+
+
 async def test_a_full_disk_fails_the_cut_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -169,7 +169,23 @@ async def test_a_server_that_does_not_answer_is_a_blocker_at_the_deadline(
     ]
 
 
+async def test_a_server_that_dies_while_agents_are_waited_for_is_named_within_a_lease(
+    fakes: FakeFleet, fleet: Fleet
+) -> None:
+    """Break: wait for the kinds one after the other alone: the agents repeat its steps for ever."""
+    fakes["agent_a"].hang("prepare")
+    await fakes["counter"].stop()
+    began = time.monotonic()
+    with pytest.raises(NotReady, match="first on counter: no_answer") as refused:
+        await save_phases.prepare(fleet, CHECKPOINT, 60, lambda: 1.0)
+    assert time.monotonic() - began < 10
+    assert [blocker["server"] for blocker in refused.value.details["blockers"]] == ["counter"]
+    assert fakes.asked("prepare").count("agent_a") == 1
+    assert "tools" not in fakes.asked("prepare")
+
+
 async def test_servers_get_what_is_left_of_the_budget(fakes: FakeFleet, fleet: Fleet) -> None:
+    """Invariant 3. Break: rl/save_phases.py: ask with `lease_s=30.0` in `prepare`; seen red."""
     fakes["policy_model"].hang("prepare", 0.5)
     await save_phases.prepare(fleet, CHECKPOINT, 4, driven)
     (model,) = fakes.bodies("prepare", "policy_model")
@@ -466,7 +482,7 @@ async def test_renewing_before_all_kinds_are_prepared_counts_as_held(
 async def test_nobody_is_asked_any_more_once_the_proof_of_a_driver_is_over(
     fakes: FakeFleet, fleet: Fleet
 ) -> None:
-    """Invariant 3. Break: rl/save_phases.py: give each kind a full lease; seen red."""
+    """Invariant 3. Break: rl/gym_desk.py: drop `left_s <= 0` from `_driven_s`; seen red."""
     desk = GymDesk(fleet)
     fakes["policy_model"].hang("prepare", 0.4)
     with pytest.raises(StaleCheckpoint):

@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 from pydantic import SecretStr
 
 from gym.client import GymClient
-from gym.protocol import Kind, Mode, Role, StaleIncarnation, Unauthorized
+from gym.protocol import Kind, Mode, OtherServer, Role, StaleIncarnation, Unauthorized
 from rl.errors import ServersMissing, ServersNotAwaiting, ServerUnfit
 from rl.joining import discover_and_join
 from rl.messages import JobConfig, ServerConfig
@@ -103,6 +103,23 @@ async def test_servers_that_do_not_fit_are_named_with_the_reason_and_none_is_joi
     with pytest.raises(ServerUnfit) as refused:
         await discover_and_join(client, config, 1, 5)
     assert set(refused.value.details["servers"]) == {"counter", "tools", "agent_a", "judge"}
+    assert fakes.asked("join") == []
+
+
+async def test_another_server_at_a_url_is_typed_with_both_names_and_none_is_joined(
+    fakes: FakeFleet, client: GymClient, config: JobConfig
+) -> None:
+    """Break: take the answer of whoever is there."""
+
+    async def misnamed(body: dict) -> dict:
+        return {**fakes["counter"].default("capabilities", body), "server": "tools_old"}
+
+    fakes["counter"].scripts["capabilities"] = misnamed
+    with pytest.raises(
+        OtherServer, match=r"counter's URL is called tools_old.*`servers`"
+    ) as refused:
+        await discover_and_join(client, config, 1, 5)
+    assert refused.value.participant == "counter"
     assert fakes.asked("join") == []
 
 

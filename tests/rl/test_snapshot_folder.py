@@ -263,6 +263,19 @@ def test_a_snapshot_that_cannot_say_its_line_is_a_candidate_and_not_overlooked(
     assert folder.find_published(SECOND) is None
 
 
+def test_newest_bytes_are_those_of_all_parts_of_the_newest_that_can_be_read(
+    folder: SnapshotFolder,
+) -> None:
+    """Break: count `data_plane` and `rl` alone: the Gym servers' parts run out in the pause."""
+    assert folder.newest_bytes() == 0
+    save(folder, FIRST)
+    of_all = sum(len(data) for data in CONTENT.values())
+    assert folder.newest_bytes() == of_all > len(CONTENT["data_plane/unit_0/rows.pkl"])
+    second = save(folder, SECOND)
+    (folder.path / second / MANIFEST).write_bytes(b"{}")
+    assert SnapshotFolder(config_of(folder.path.parents[1])).newest_bytes() == of_all
+
+
 def test_free_bytes_are_those_of_the_disk_below_the_root(tmp_path: Path) -> None:
     folder = SnapshotFolder(config_of(tmp_path))
     assert not folder.path.exists()

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -24,8 +25,9 @@ from tests.rl.folder_cases import save as save_folder
 from tests.workers.test_supervision import status
 from workers import cli, job_runs
 from workers.cli_output import EXIT_FAILED, EXIT_NOT_REACHABLE, EXIT_OK, EXIT_REFUSED, EXIT_USAGE
-from workers.settings import load_settings
+from workers.settings import Settings, load_settings
 from workers.stack import Stack
+from workers.stack_parts import ports_needed
 from workers.stack_record import StackRecord
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
@@ -97,6 +99,28 @@ def test_wrong_usage_is_2(words: list[str], capsys: pytest.CaptureFixture[str]) 
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("turnpoint: ")
+
+
+@pytest.mark.parametrize("name", [*ports_needed(Settings()), "generation_port"])
+def test_each_fixed_port_in_use_is_named_with_its_setting_and_starts_nothing(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Break: leave a name out of `ports_needed`, or `generation_port` out of `fixed_ports`."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        if name == "generation_port":
+            monkeypatch.setenv("TURNPOINT_GENERATION_PORT", str(port))
+        else:
+            monkeypatch.setenv("TURNPOINT_PORTS", json.dumps({name: port}))
+        assert cli.run(["up", "--policy", "scripted", "--json"]) == EXIT_FAILED
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["code"] == "port_in_use"
+    key = "generation_port" if name.startswith("generation") else f"ports.{name}"
+    assert f"{name.removesuffix('_port')}: port {port} is in use" in error["message"]
+    assert f"({key})" in error["message"]
+    assert not (tmp_path / ".turnpoint" / "stack.json").exists()
 
 
 @pytest.mark.parametrize(

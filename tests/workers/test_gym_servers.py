@@ -124,12 +124,12 @@ def test_the_port_of_a_servers_url_is_its_own(tmp_path: Path) -> None:
         port = holder.getsockname()[1]
         stack = Stack(settings_of(tmp_path, {**TAXI, "url": f"http://127.0.0.1:{port}"}))
         try:
-            with pytest.raises(PortInUse, match=f"taxi: port {port}"):
+            with pytest.raises(PortInUse, match=rf"taxi: port {port} .* \(url of taxi\)"):
                 stack.up(only={"taxi"})
         finally:
             stack.down(kill=True)
     with pytest.raises(SettingsError, match="taxi and twin listen on one port, 29001"):
-        settings_of(tmp_path, TAXI, {**TAXI, "name": "twin"})
+        settings_of(tmp_path, TAXI, {**TAXI, "name": "twin", "url": "http://localhost:29001"})
 
 
 def test_a_program_that_is_not_there_is_named_with_what_to_correct(tmp_path: Path) -> None:

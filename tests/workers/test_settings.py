@@ -213,6 +213,14 @@ def test_two_servers_with_one_name_are_refused() -> None:
         load_settings(servers=servers)
 
 
+def test_one_url_under_two_names_is_refused_with_both() -> None:
+    """Break: compare the names alone. Every call to one of them would be answered by the other."""
+    urls = {"tools": "http://127.0.0.1:1/", "counter": "http://127.0.0.1:1", "x": "http://x:1"}
+    servers = [{"name": name, "kind": "resource", "url": url} for name, url in urls.items()]
+    with pytest.raises(SettingsError, match="servers: one url under two names: tools and counter"):
+        load_settings(servers=servers)
+
+
 def test_numbers_and_booleans_need_no_quotes_in_options(alone: Path) -> None:
     """Break: take strings alone."""
     (alone / "turnpoint.toml").write_text(

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from workers import stack_parts
-from workers.errors import PortInUse, ProcessFailed, Refused, Stopped
+from workers.errors import PortInUse, ProcessFailed, Refused, StackBusy, Stopped
 from workers.ports import HOST
 from workers.processes import marked, names_left
 from workers.settings import Settings, load_settings
@@ -44,6 +44,15 @@ def test_fixed_port_in_use_is_an_error_before_anything_starts(tmp_path: Path) ->
         with pytest.raises(PortInUse, match=str(port)):
             stack.up(only=PART)
     assert stack.record() is None
+
+
+def test_two_commands_on_one_stack_are_kept_apart(stack: Stack, tmp_path: Path) -> None:
+    """Break: wait for the lock, or do without it."""
+    with stack._alone():
+        for command in (stack.up, stack.down, Stack(_settings(tmp_path)).down):
+            with pytest.raises(StackBusy, match=f"{tmp_path / 'state'}; wait for it"):
+                command()
+    assert stack.down() == 0
 
 
 def test_failed_up_names_process_and_log_and_leaves_nothing(
