@@ -156,7 +156,7 @@ class JobActivities:
                 continue
             handle = self._client.get_workflow_handle(found.id, run_id=found.run_id)
             try:
-                await handle.terminate(f"superseded by {request.workflow_id}")
+                await handle.terminate(reason=f"superseded by {request.workflow_id}")
             except RPCError as error:
                 if error.status != RPCStatusCode.NOT_FOUND:  # it has ended by itself meanwhile
                     raise

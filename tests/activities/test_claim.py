@@ -110,7 +110,7 @@ class Temporal:
         temporal = self
 
         class Handle:
-            async def terminate(self, reason: str) -> None:
+            async def terminate(self, *, reason: str) -> None:
                 assert run_id == "another"
                 temporal.terminated.append(id)
 

@@ -303,7 +303,7 @@ def test_a_result_finished_before_the_save_is_acknowledged_before_prepare_is_ove
     NemoGym stood still from before it was finished until the save had been started, so nobody
     can have acknowledged it before. `test_states` shows one that is owed as admission closes.
     Break: rl/acknowledgements.py: send each 4 s late; rl/checkpoint.py and gym/saving.py: wait for
-    none.
+    none; then the save itself fails.
     """
     prepared = next(
         line["ts"]
