@@ -39,8 +39,9 @@ class Acting:
         self._saves: list[WorkflowHandle[object, object]] = []
 
     async def first_save(self) -> WorkflowHandle[object, object]:
-        """The save that the Schedule has started, once there is one; Temporal has no event for it."""
+        """The save that the Schedule has started, as soon as there is one."""
         async with asyncio.timeout(15):
+            # Temporal has no event for it.
             while not (found := (await _found(self.client, self.job)).info.recent_actions):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         action = found[0].action
