@@ -259,7 +259,7 @@ async def _until_answered(call: Callable[[], Awaitable[T]]) -> T:
             return await call()
         except (CheckpointParked, ServerUnreachable):
             # Neither is a failure of the run (section 4). `not_joined` is: another life of the
-            # process, whose state is lost.
+            # agent, or of a server that it calls, whose state is lost.
             pass
         # Spread, so that all runs do not meet a server that opens in one instant.
         await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))

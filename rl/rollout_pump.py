@@ -38,7 +38,8 @@ from rl.training_rows import StagingRow, TrainingRow, assemble
 
 _log = logging.getLogger(__name__)
 _JOB_IS_LOST = (NotJoined, StaleIncarnation, StaleInstance, Unauthorized, JobError)
-"""Errors of a run that no further run can mend: a process with state was lost."""
+"""Errors of a run that no further run can mend: a process with state was lost, be it the agent
+(it answers so itself) or a server that it calls (the run fails so)."""
 
 
 class RolloutPump:
