@@ -107,6 +107,8 @@ class Progress(Payload):
     phase: str | None
     """The one that runs."""
     done: list[PhaseReport]
+    incarnation: int | None = None
+    """Of a restore: the one that it has claimed."""
 
 
 class RestoreInput(Payload):

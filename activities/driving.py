@@ -21,7 +21,8 @@ from temporalio.service import RPCError, RPCStatusCode
 from gym.protocol import DeadlineExceeded, StaleCheckpoint
 
 Renew = Callable[[float], Awaitable[bool]]
-"""Extends every lease of a checkpoint to so many seconds; False: the controller's has ended."""
+"""Extends every lease of a checkpoint to so many seconds; False: the controller's has ended.
+True does not prove that they were extended, only that it has not said so."""
 BEATS_IN_A_TIMEOUT = 3
 """Heartbeats sent within one heartbeat timeout, so that one lost answer ends nothing."""
 ANSWER_LIMIT = timedelta(seconds=1)

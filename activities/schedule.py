@@ -2,11 +2,16 @@
 
 Guarantees: overlap SKIP; pausing it in the UI pauses saving; a restore pauses it with a note of
 its own and lets it go on afterwards only if it was running before (or was paused by an earlier
-restore that never came to its end).
+restore that never came to its end). Setting its interval keeps what an operator has paused, and
+ends the pause of a restore that did not.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 
 from temporalio.client import (
@@ -18,6 +23,7 @@ from temporalio.client import (
     ScheduleOverlapPolicy,
     SchedulePolicy,
     ScheduleSpec,
+    ScheduleState,
     ScheduleUpdate,
     ScheduleUpdateInput,
 )
@@ -25,11 +31,15 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities.contract import TASK_QUEUE, SaveInput, schedule_id
 
-RESTORE_NOTE = "restore"
+RESTORE_NOTE = "restore {incarnation}"
+_BY_A_RESTORE = re.compile(r"restore [0-9]+")
 
 
 async def set_schedule(client: Client, job_id: str, interval_s: float | None) -> None:
-    """Create the job's Schedule, or set its interval; a paused one stays paused.
+    """Create the job's Schedule, or set its interval; one paused by an operator stays paused.
+
+    One that a restore has paused counts as running (design section 9): that restore has failed or
+    was cancelled, or the job would not be started here, and nobody else would let it go on.
 
     Args:
         client: Of the job's Temporal.
@@ -58,18 +68,18 @@ async def set_schedule(client: Client, job_id: str, interval_s: float | None) ->
     except ScheduleAlreadyRunningError:
 
         def with_interval(found: ScheduleUpdateInput) -> ScheduleUpdate:
-            schedule.state = found.description.schedule.state
+            state = found.description.schedule.state
+            if _paused_by_a_restore(state):
+                state = replace(state, paused=False, note="going on: the restore has not")
+            schedule.state = state
             return ScheduleUpdate(schedule=schedule)
 
         await client.get_schedule_handle(schedule_id(job_id)).update(with_interval)
 
 
 async def _remove(client: Client, job_id: str) -> None:
-    try:
+    with _or_removed():
         await client.get_schedule_handle(schedule_id(job_id)).delete()
-    except RPCError as error:
-        if error.status != RPCStatusCode.NOT_FOUND:
-            raise
 
 
 async def pause_for_restore(client: Client, job_id: str, incarnation: int) -> bool:
@@ -79,20 +89,32 @@ async def pause_for_restore(client: Client, job_id: str, incarnation: int) -> bo
         Whether it should go on after the restore; False if there is none, or somebody paused it.
     """
     handle = client.get_schedule_handle(schedule_id(job_id))
-    try:
+    with _or_removed():
         state = (await handle.describe()).schedule.state
-    except RPCError as error:
-        if error.status == RPCStatusCode.NOT_FOUND:
+        if state.paused and not _paused_by_a_restore(state):
             return False
-        raise
-    if state.paused and not (state.note or "").startswith(RESTORE_NOTE):
-        return False
-    await handle.pause(note=f"{RESTORE_NOTE} {incarnation}")
-    return True
+        await handle.pause(note=RESTORE_NOTE.format(incarnation=incarnation))
+        return True
+    return False
 
 
 async def go_on(client: Client, job_id: str, incarnation: int) -> None:
-    """Let the Schedule that a restore paused go on."""
-    await client.get_schedule_handle(schedule_id(job_id)).unpause(
-        note=f"going on after restore {incarnation}"
-    )
+    """Let the Schedule that a restore paused go on, if nobody has removed it meanwhile."""
+    with _or_removed():
+        await client.get_schedule_handle(schedule_id(job_id)).unpause(
+            note=f"going on after restore {incarnation}"
+        )
+
+
+def _paused_by_a_restore(state: ScheduleState) -> bool:
+    return state.paused and _BY_A_RESTORE.fullmatch(state.note or "") is not None
+
+
+@contextmanager
+def _or_removed() -> Iterator[None]:
+    """There may be no Schedule, or none any more: saving is off, and nothing is to be done."""
+    try:
+        yield
+    except RPCError as error:
+        if error.status != RPCStatusCode.NOT_FOUND:
+            raise

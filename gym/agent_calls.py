@@ -20,9 +20,11 @@ from gym.protocol import (
     HEADER_RESOURCE_REVISION,
     Identity,
     InvalidRequest,
+    NotJoined,
     ProtocolError,
     ServerFault,
     ServerUnreachable,
+    StaleInstance,
     TurnpointError,
     error_from_body,
 )
@@ -172,6 +174,38 @@ def is_environment_error(error: TurnpointError | None) -> bool:
     Everything untyped is, and arguments that the tool's own schema refuses.
     """
     return error is None or isinstance(error, InvalidRequest)
+
+
+def refuse_another_life(error: TurnpointError | None, server: str) -> None:
+    """Raise if a server answers as a process that has not joined the job of the run.
+
+    The life that had joined is over, and the sessions or the ledger of every rollout with it. To
+    issue the call again would wait for ever: nobody joins a server to a job that runs. So the run
+    fails with this code, by which RL knows that the job is lost (design section 4).
+
+    No run of a job that can go on meets this answer:
+
+    - A save closes servers that have joined: they answer `checkpoint_parked`.
+    - A fresh job sends its first run when all servers have joined.
+    - A restored run stands parked until its agent is resumed, the last of all: by then every
+      server has joined the new incarnation, was restored under it, and was resumed as the
+      instance that joined. Until its own resume it answers `checkpoint_parked`.
+    - A server that was restarted for a later restore may answer so to a run of the job which that
+      restore replaces: RL's actors of it were ended before, and its agent is restarted too.
+    - No snapshot has a run that failed like this: a save's calls name the instances that joined,
+      from `prepare` until all are confirmed at the cut. (Of a run that has failed otherwise a
+      restore continues nothing: it starts over.)
+
+    Raises:
+        NotJoined, StaleInstance: It does; the server is named, and the next step.
+    """
+    if isinstance(error, NotJoined | StaleInstance):
+        raise type(error)(
+            f"{server} has not joined this job: it was restarted, and what it held of the rollouts "
+            "is lost (or it is none of the job's `servers`); restore the job",
+            participant=server,
+            details={"server": server},
+        )
 
 
 def _cookies(answer: httpx.Response) -> dict[str, str]:

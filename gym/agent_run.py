@@ -9,7 +9,7 @@ Guarantees: the run parks only where nothing is half done (the start, before eac
 before verify); an operation whose answer was lost is issued again with the same ids, and a
 refusal by a checkpoint is waited out, so neither is ever shown to the model; what an
 environment answers, errors too, is. Waiting counts against nothing. Nobody's hanging up ends a
-run: it is a task of its own.
+run: it is a task of its own. A server that was restarted is not waited for: the run fails.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from gym.agent_calls import Peer, Reply
+from gym.agent_calls import Peer, Reply, refuse_another_life
 from gym.agent_state import RunState, Stage
 from gym.backoff import Backoff
 from gym.protocol import (
@@ -180,7 +180,11 @@ class AgentRun:
         return self._identity.mutation(place)
 
     async def mutate(self, peer: Peer, path: str, body: Any, identity: Identity) -> Reply:
-        """One mutation, issued with the same request id until it is answered."""
+        """One mutation, issued with the same request id until it is answered.
+
+        Raises:
+            NotJoined, StaleInstance: The server was restarted: the job is lost.
+        """
         state = self.state
         state.resource_state_revisions.setdefault(peer.name, None)
         backoff = Backoff()
@@ -189,6 +193,7 @@ class AgentRun:
             try:
                 cookies = state.resource_cookies.get(peer.name, {})
                 reply = await peer.post(path, body, identity, cookies)
+                refuse_another_life(reply.error, peer.name)
                 if (error := reply.error) is None or not error.retryable:
                     break
                 after_s = reply.retry_after_s
@@ -221,6 +226,7 @@ class AgentRun:
                     error = unreachable
                 if error is None:
                     return self._answered(reply, identity)
+                refuse_another_life(error, peer.name)
                 if not error.retryable:
                     raise error
             after_s = reply.retry_after_s if not isinstance(error, ServerUnreachable) else None

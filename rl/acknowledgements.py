@@ -2,7 +2,7 @@
 
 Guarantees: what the ledger owes is sent until Gym has answered 2xx, and only then removed from
 it. A result that the ledger does not expect is acknowledged and dropped; one whose run counts as
-failed is dropped by its agent.
+failed is dropped by its agent, and what is left of a rollout that has failed by every server.
 """
 
 from __future__ import annotations
@@ -43,6 +43,10 @@ class Acknowledgements:
     async def let_go(self, record: RolloutRecord) -> None:
         """Return when the agent holds nothing of a failed run; before the next one is sent."""
         await self._until_answered(lambda: self._gym.let_go(record.rollout_id, record.agent))
+
+    async def forget(self, record: RolloutRecord) -> None:
+        """Return when no server holds anything of a rollout that has failed for good."""
+        await self._until_answered(lambda: self._gym.forget(record.rollout_id, record.agent))
 
     async def _pay(self, record: RolloutRecord) -> None:
         digest = record.result_digest

@@ -63,6 +63,10 @@ class RayGym:
         """See `NemoGym.let_go`."""
         await self._patiently("let_go", rollout_id, agent)
 
+    async def forget(self, rollout_id: str, agent: str) -> None:
+        """See `NemoGym.forget`."""
+        await self._patiently("forget", rollout_id, agent)
+
     async def status(self) -> list[Status]:
         """See `NemoGym.status`."""
         found: list[Status] = await self._once("status")

@@ -60,6 +60,9 @@ class GymPort(Protocol):
     async def let_go(self, rollout_id: str, agent: str) -> None:
         """Have the agent drop the run, or result, that RL counts as failed."""
 
+    async def forget(self, rollout_id: str, agent: str) -> None:
+        """Have every server drop what it holds of a rollout that has failed for good."""
+
     async def status(self) -> list[Status]:
         """Status of every server that has the control routes."""
 

@@ -127,6 +127,23 @@ class Runs:
         """
         await self._forget([self._fleet.agent(agent)], rollout_id)
 
+    async def forget(self, rollout_id: str, agent: str) -> None:
+        """Have every server drop what it holds of a rollout that has failed for good; repeatable.
+
+        Nobody acknowledges it, so sessions, receipts, ledger rows and fences would stay, and be
+        written into every snapshot. The agent first: it refuses while a save has counted the run,
+        and what a save has counted stays on the other servers until then, too; and a run that it
+        has let go calls nobody any more.
+
+        Raises:
+            ServerUnreachable: A server did not answer for 5 s, or a save holds the run as long.
+        """
+        await self.let_go(rollout_id, agent)
+        await self._forget(self._fleet.of(Kind.MODEL, Kind.RESOURCE), rollout_id)
+        known = self._newest.pop(rollout_id, None)
+        if known is not None:  # a result that is not to be taken over
+            known.task.cancel()
+
     async def aclose(self) -> None:
         """End all tasks; the runs go on at the agents."""
         tasks = [known.task for known in self._newest.values()]
@@ -242,7 +259,7 @@ async def _until_answered(call: Callable[[], Awaitable[T]]) -> T:
             return await call()
         except (CheckpointParked, ServerUnreachable):
             # Neither is a failure of the run (section 4). `not_joined` is: another life of the
-            # process, whose state is lost.
+            # agent, or of a server that it calls, whose state is lost.
             pass
         # Spread, so that all runs do not meet a server that opens in one instant.
         await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))

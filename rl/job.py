@@ -247,7 +247,7 @@ async def kill_actors(killed: list[LivingActor] | None = None) -> list[str]:
     return [actor.name for actor in killed]
 
 
-async def _nothing() -> None:
+async def _nothing(incarnation: int) -> None:
     """The fleet is ready as it is."""
 
 
@@ -258,9 +258,13 @@ async def start_fresh(
     client: GymClient,
     *,
     replace: bool = False,
-    claimed: Callable[[], Awaitable[None]] = _nothing,
+    claimed: Callable[[int], Awaitable[None]] = _nothing,
 ) -> int:
     """Start the job at its first prompt, as a line without a parent.
+
+    A start that has stood still while a newer incarnation was brought up ends nothing of it: the
+    actors that are killed are those that were there before the claim, and each step that touches
+    somebody else's processes asks first whether it is still the newest.
 
     Args:
         config: The job's configuration.
@@ -268,8 +272,8 @@ async def start_fresh(
         owner: Ids of the caller, `run_id` among them; a repeat is recognised by it.
         client: HTTP client with the control token.
         replace: End a life of this job that still answers; only after the claim.
-        claimed: Awaited once the incarnation is claimed: brings the Gym servers into the phase
-            in which they join a job that starts (closed).
+        claimed: Awaited with the incarnation once that is claimed: brings the Gym servers into
+            the phase in which they join a job that starts (closed).
 
     Returns:
         The new incarnation.
@@ -283,13 +287,15 @@ async def start_fresh(
         ServersMissing, ServerUnfit: The fleet is not what the job needs.
     """
     loader = await asyncio.to_thread(Loader.open, workload)
+    folder = config.job_folder
+    newest = await asyncio.to_thread(incarnations.newest, folder)
     try:
         found = await alive_here(config)
     except DeadlineExceeded:
         if not replace:
             raise
         found = None  # it is there and silent: `kill_actors` ends it
-    mine = await asyncio.to_thread(incarnations.owned_by, config.job_folder, str(owner["run_id"]))
+    mine = await asyncio.to_thread(incarnations.owned_by, folder, str(owner["run_id"]))
     if found is not None and found.incarnation == mine:
         if found.state is not JobPhase.STARTING:
             return found.incarnation
@@ -300,16 +306,20 @@ async def start_fresh(
             details={"job_id": found.job_id, "incarnation": found.incarnation},
         )
     loader.demand_agents([server.name for server in config.servers if server.kind == "agent"])
-    incarnation = await asyncio.to_thread(incarnations.claim, config.job_folder, owner)
-    await kill_actors()
-    await claimed()
+    old = await actors()
+    incarnation = await asyncio.to_thread(incarnations.claim, folder, owner, after=newest)
+    await asyncio.to_thread(incarnations.demand_newest, folder, incarnation)
+    await kill_actors(old)
+    await asyncio.to_thread(incarnations.demand_newest, folder, incarnation)
+    await claimed(incarnation)
+    await asyncio.to_thread(incarnations.demand_newest, folder, incarnation)
     servers = await discover_and_join(client, config, incarnation, config.restore_wait_s)
     await asyncio.gather(
         start_data_plane(config, incarnation, servers),
         start_single_controller(config, incarnation, servers),
     )
     await call(SINGLE_CONTROLLER, "start_fresh", incarnation, workload)
-    await asyncio.to_thread(incarnations.record_origin, config.job_folder, incarnation, None)
+    await asyncio.to_thread(incarnations.record_origin, folder, incarnation, None)
     await call(SINGLE_CONTROLLER, "start_pumps", incarnation)
     return incarnation
 

@@ -94,6 +94,10 @@ class NemoGym:
         """See `Runs.let_go`."""
         await self._do(incarnation, lambda desk: desk.runs.let_go(rollout_id, agent))
 
+    async def forget(self, incarnation: int, rollout_id: str, agent: str) -> None:
+        """See `Runs.forget`."""
+        await self._do(incarnation, lambda desk: desk.runs.forget(rollout_id, agent))
+
     # --- saving -------------------------------------------------------------------------------
 
     @_control

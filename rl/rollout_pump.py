@@ -8,7 +8,7 @@ admission is closed; results are taken over all the same.
 
 A run that fails is dropped by its agent, whose result nobody would acknowledge, and started over
 as run n+1, until `max_runs` have failed: then the rollout finishes as failed, with one row
-without reward.
+without reward, and every server forgets it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from rl.training_rows import StagingRow, TrainingRow, assemble
 
 _log = logging.getLogger(__name__)
 _JOB_IS_LOST = (NotJoined, StaleIncarnation, StaleInstance, Unauthorized, JobError)
-"""Errors of a run that no further run can mend: a process with state was lost."""
+"""Errors of a run that no further run can mend: a process with state was lost, be it the agent
+(it answers so itself) or a server that it calls (the run fails so)."""
 
 
 class RolloutPump:
@@ -111,8 +112,10 @@ class RolloutPump:
             except _JOB_IS_LOST:
                 raise
             except TurnpointError as error:
-                await self._fail(record, error)
-                await self._acknowledgements.let_go(record)
+                if await self._fail(record, error):
+                    await self._acknowledgements.forget(record)
+                else:
+                    await self._acknowledgements.let_go(record)
             else:
                 await self.take_over(result, chain)
 
@@ -164,8 +167,12 @@ class RolloutPump:
             self._group(result.rollout_id)
         self._acknowledgements.send(record)
 
-    async def _fail(self, record: RolloutRecord, error: TurnpointError) -> None:
-        """A run has failed: run n+1 is recorded, or the rollout finishes as failed."""
+    async def _fail(self, record: RolloutRecord, error: TurnpointError) -> bool:
+        """A run has failed: run n+1 is recorded, or the rollout finishes as failed.
+
+        Returns:
+            Whether the rollout has finished.
+        """
         rollout_id, attempt = record.rollout_id, record.run.attempt_index
         ledger = self._job.ledger
         _log.warning(
@@ -177,12 +184,13 @@ class RolloutPump:
             runs = sum(run.state is RunState.FAILED for run in failed.runs)
             if runs < self._job.config.max_runs:
                 ledger.next_run(rollout_id, self._job.incarnation)
-                return
+                return False
             row = assemble([], None, canonical_json({"failed": error.code}))
             tag = {"rollout_id": rollout_id, "attempt_index": attempt, "failed": error.code}
             empty = {"reward": None, "turns": 0, "mutations": 0}
             await self._put(rollout_id, row, tag | empty)
             self._group(rollout_id)
+            return True
 
     async def _put(self, rollout_id: str, row: TrainingRow, tag: dict[str, object]) -> None:
         """Put a finished rollout's row, and count it: a second put would only overwrite it."""

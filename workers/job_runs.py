@@ -2,7 +2,7 @@
 
 A local stack's Gym servers are restarted here where the job needs them in another phase than
 they are in (awaiting a restore, or closed for a new line): a workflow cannot do that. It happens
-only after the new incarnation was claimed.
+only after the new incarnation was claimed, and only while its start or restore waits for them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,14 @@ from workers.mending import Mender
 from workers.settings import Settings
 from workers.stack import Stack
 from workers.temporal import connect
-from workers.workflow_runs import Shown, WorkflowFailed, follow, start, workflow_id
+from workers.workflow_runs import (
+    Shown,
+    WorkflowFailed,
+    follow,
+    progress_of,
+    start,
+    workflow_id,
+)
 
 Result = TypeVar("Result", bound=BaseModel)
 Started = Callable[[str], None]
@@ -108,11 +115,15 @@ async def begin(
         restored = await restore(settings, given, shown, mender=mender)
         begun = Begun(incarnation=restored.incarnation, restored=restored)
     else:
+
+        async def claimed(incarnation: int) -> None:
+            await mender.bring_gym_into(Phase.CLOSED, incarnation)
+
         incarnation = await ray_side.start_fresh(
             settings,
             workload,
             replace=replace,
-            claimed=lambda: mender.bring_gym_into(Phase.CLOSED),
+            claimed=claimed,
         )
         begun = Begun(incarnation=incarnation, restored=None)
     client = await connect(settings)
@@ -175,8 +186,9 @@ async def restore(
 ) -> RestoreResult:
     """Run `RestoreSnapshot` and follow it.
 
-    A local stack's Gym servers that do not await a restore are restarted for it, once the
-    incarnation is claimed: until then nothing of a live job is touched.
+    A local stack's Gym servers that do not await a restore are restarted for it, while it waits
+    for its servers: before that nothing of a live job is touched, and after it they are the live
+    job's, however late this command looks.
 
     Args:
         settings: Of the job.
@@ -193,26 +205,47 @@ async def restore(
     id = workflow_id(given.job_id, "restore")
     handle = await start(client, "RestoreSnapshot", given, id)
     started(id)
-    claimed = asyncio.Event()
+    mender = mender or Mender(settings)
+    waits: asyncio.Queue[int] = asyncio.Queue()
 
     def looked(progress: Progress) -> None:
         shown(progress)
-        if any(report.phase == "claim_job" for report in progress.done):
-            claimed.set()
+        incarnation = _waits_for_servers(progress)
+        if incarnation is not None and waits.empty():
+            waits.put_nowait(incarnation)
+
+    async def still_waits() -> bool:
+        progress = await progress_of(handle)
+        return progress is not None and _waits_for_servers(progress) is not None
 
     following = asyncio.create_task(
         _telling_refusals(follow(handle, RestoreResult, looked)), name="follow-restore"
     )
-    waiting = asyncio.create_task(claimed.wait())
     try:
-        await asyncio.wait({following, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        if not following.done():
-            await (mender or Mender(settings)).bring_gym_into(Phase.AWAITING_RESTORE)
+        brought = False
+        while not brought and (incarnation := await _next(waits, following)) is not None:
+            brought = await mender.bring_gym_into(
+                Phase.AWAITING_RESTORE, incarnation, wanted=still_waits
+            )
         return await following
     finally:
-        waiting.cancel()
         following.cancel()
-        await asyncio.gather(waiting, following, return_exceptions=True)
+        await asyncio.gather(following, return_exceptions=True)
+
+
+async def _next(waits: asyncio.Queue[int], following: asyncio.Task[Any]) -> int | None:
+    """The next that is put into the queue; None once the task is over."""
+    asking = asyncio.ensure_future(waits.get())
+    try:
+        await asyncio.wait({asking, following}, return_when=asyncio.FIRST_COMPLETED)
+        return None if following.done() else asking.result()
+    finally:
+        asking.cancel()
+
+
+def _waits_for_servers(progress: Progress) -> int | None:
+    """The incarnation that a restore has claimed, while it waits for its Gym servers."""
+    return progress.incarnation if progress.phase == "discover_capabilities" else None
 
 
 async def follow_job(

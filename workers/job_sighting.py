@@ -6,9 +6,6 @@ from pydantic import BaseModel, ConfigDict
 
 from rl.messages import ControllerStatus, JoinedServer
 
-CLAIMED = "claimed"
-"""The line that tells of a claimed incarnation; a line from the other side answers it."""
-
 
 class JobSighting(BaseModel):
     """One look at the cluster."""
@@ -31,6 +28,15 @@ class JobSighting(BaseModel):
     """Names of the job's actors that live or are being restarted by Ray."""
     missing: list[str] = []
     """Names of those that hold the data plane and are not among them."""
+
+
+class Claimed(BaseModel):
+    """What `ray_child start-fresh` prints of its claim; a line from the other side answers it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    claimed: int
+    """The incarnation."""
 
 
 class FreshStart(BaseModel):

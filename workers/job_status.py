@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from gym.client import GymClient
-from gym.protocol import Phase, TurnpointError, Unauthorized
+from gym.protocol import Capabilities, Phase, TurnpointError, Unauthorized
 from rl import incarnations
 from rl.messages import ControllerStatus, JobConfig, ServerConfig
 from rl.snapshot_folder import SnapshotFolder
@@ -105,16 +105,16 @@ def look_at_job(
 async def _look(settings: Settings, with_controller: bool, with_servers: bool) -> JobView:
     config = settings.job_config()
     controller = await controller_status(settings, config) if with_controller else None
-    phases: dict[str, Phase | None] = {server.name: None for server in config.servers}
+    found: dict[str, Capabilities | None] = {server.name: None for server in config.servers}
     problems: dict[str, str] = {}
     if with_servers:
-        phases, problems = await _gym_phases(settings, config)
+        found, problems = await _gym_capabilities(settings, config)
     return JobView(
         job_id=config.job_id,
         incarnation=incarnations.newest(config.job_folder),
         being_raised=being_raised(config.job_folder) if with_controller else None,
         controller=controller,
-        phases=phases,
+        phases={name: answer.phase if answer else None for name, answer in found.items()},
         problems=problems,
         snapshots=SnapshotFolder(config).snapshots(),
     )
@@ -128,21 +128,21 @@ async def controller_status(settings: Settings, config: JobConfig) -> Controller
     return await job.alive(config)
 
 
-async def gym_phases(settings: Settings, config: JobConfig) -> dict[str, Phase | None]:
-    """Phase of each Gym server by name."""
-    phases, _ = await _gym_phases(settings, config)
-    return phases
+async def gym_capabilities(settings: Settings, config: JobConfig) -> dict[str, Capabilities | None]:
+    """What each Gym server says it is, by name; None of one that does not answer."""
+    found, _ = await _gym_capabilities(settings, config)
+    return found
 
 
-async def _gym_phases(
+async def _gym_capabilities(
     settings: Settings, config: JobConfig
-) -> tuple[dict[str, Phase | None], dict[str, str]]:
+) -> tuple[dict[str, Capabilities | None], dict[str, str]]:
     async with GymClient(read_secret(settings)) as gym:
         answers = await asyncio.gather(
             *(gym.capabilities(server.url, server.name) for server in config.servers),
             return_exceptions=True,
         )
-    found: dict[str, Phase | None] = {}
+    found: dict[str, Capabilities | None] = {}
     problems: dict[str, str] = {}
     for server, answer in zip(config.servers, answers, strict=True):
         if isinstance(answer, TurnpointError):
@@ -154,7 +154,7 @@ async def _gym_phases(
         elif isinstance(answer, BaseException):
             raise answer
         else:
-            found[server.name] = answer.phase
+            found[server.name] = answer
     return found, problems
 
 

@@ -8,11 +8,13 @@ nothing is touched: its servers are waited for by whoever needs them.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
-from gym.protocol import Phase
+from gym.protocol import Capabilities, Phase
+from rl import incarnations
 from workers import gym_servers
 from workers.errors import StackBusy
-from workers.job_status import gym_phases
+from workers.job_status import gym_capabilities
 from workers.settings import Settings
 from workers.stack import GRACE_S, Stack
 from workers.stack_record import StackRecord
@@ -23,6 +25,10 @@ _USABLE = {
     # A `join` under a new incarnation takes the other two back.
     Phase.AWAITING_RESTORE: (Phase.AWAITING_RESTORE, Phase.RESTORING, Phase.RESTORED),
 }
+
+
+async def _always() -> bool:
+    return True
 
 
 class Mender:
@@ -78,18 +84,42 @@ class Mender:
             except StackBusy:
                 await asyncio.sleep(_BUSY_PAUSE_S)
 
-    async def bring_gym_into(self, phase: Phase) -> None:
+    async def bring_gym_into(
+        self, phase: Phase, incarnation: int, *, wanted: Callable[[], Awaitable[bool]] = _always
+    ) -> bool:
         """Restart the stack's Gym servers that are not in the phase that a start needs.
+
+        A caller that has stood still (stopped with Ctrl-Z) must not end the job that has come to
+        life meanwhile: a server that has joined the incarnation, or a newer one, is left alone in
+        whatever phase, and nothing is touched once another incarnation is the newest.
 
         Args:
             phase: Closed for a new line of the job, awaiting a restore for a restore.
+            incarnation: The claimed one.
+            wanted: Asked last, when the servers have answered: whether the start still waits for
+                them.
+
+        Returns:
+            Whether it did; if not, nothing was touched.
         """
-        record = self.stack.record()
+        record, config = self.stack.record(), self._settings.job_config()
         if record is None:
-            return
-        phases = await gym_phases(self._settings, self._settings.job_config())
-        unfit = {name for name, found in phases.items() if found not in _USABLE[phase]}
+            return True
+        found = await gym_capabilities(self._settings, config)
+        unfit = {name for name, server in found.items() if _is_unfit(server, phase, incarnation)}
+        newest = await asyncio.to_thread(incarnations.newest, config.job_folder)
+        if newest != incarnation or not await wanted():
+            return False
         await self.restart(
             *sorted(unfit & gym_servers.started(self._settings.servers)),
             expect_restore=phase is Phase.AWAITING_RESTORE,
         )
+        return True
+
+
+def _is_unfit(server: Capabilities | None, phase: Phase, incarnation: int) -> bool:
+    if server is None:
+        return True
+    if server.incarnation is not None and server.incarnation >= incarnation:
+        return False
+    return server.phase not in _USABLE[phase]

@@ -6,7 +6,7 @@ as every process of the stack is.
 
 - `watch`: one `JobSighting` a line, until nobody reads any more.
 - `start-fresh [--replace]`: starts the job; the first line of its input is the `Workload`. It
-  prints `claimed` once the incarnation is, and goes on after a second line.
+  prints `Claimed` once the incarnation is, and goes on after a second line.
 - `start-stateless K`: the generation endpoint and NemoGym of incarnation K again.
 
 Guarantees: the last line it prints is JSON; nothing of a rollout is in it.
@@ -30,7 +30,7 @@ from rl.actors import call
 from rl.errors import ActorLost, RayUnreachable
 from rl.messages import SINGLE_CONTROLLER, JobConfig, JoinedServer, Workload
 from workers.errors import WorkerRoomError
-from workers.job_sighting import CLAIMED, FreshStart, JobSighting
+from workers.job_sighting import Claimed, FreshStart, JobSighting
 from workers.key_files import read_secret
 from workers.settings import Settings, load_settings
 
@@ -90,8 +90,8 @@ async def start_fresh(settings: Settings, *, replace: bool) -> FreshStart:
     """Start the job at its first prompt, told by the other side when its servers are ready."""
     workload = Workload.model_validate_json(await _line())
 
-    async def claimed() -> None:
-        print(CLAIMED, flush=True)
+    async def claimed(incarnation: int) -> None:
+        _print(Claimed(claimed=incarnation))
         await _line()
 
     owner = {"run_id": str(uuid.uuid4()), "started_by": "turnpoint run"}

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from rl.messages import Workload
 from workers.errors import WorkerRoomError
-from workers.job_sighting import CLAIMED, FreshStart, JobSighting
+from workers.job_sighting import Claimed, FreshStart, JobSighting
 from workers.settings import Settings
 from workers.stack_parts import child_environment
 
@@ -106,7 +106,7 @@ async def start_fresh(
     workload: Workload,
     *,
     replace: bool,
-    claimed: Callable[[], Awaitable[None]],
+    claimed: Callable[[int], Awaitable[None]],
 ) -> int:
     """Start the job at its first prompt, as `rl.job.start_fresh`, from a child.
 
@@ -114,7 +114,8 @@ async def start_fresh(
         settings: Of the job.
         workload: What it rolls out.
         replace: End a life of the job that still answers.
-        claimed: Awaited once the incarnation is claimed, before the Gym servers are joined.
+        claimed: Awaited with the incarnation once that is claimed, before the Gym servers are
+            joined.
 
     Returns:
         The incarnation.
@@ -128,8 +129,8 @@ async def start_fresh(
         child.stdin.write(workload.model_dump_json().encode() + b"\n")
         await child.stdin.drain()
         while line := await child.stdout.readline():
-            if line.strip() == CLAIMED.encode():
-                await claimed()
+            if (claim := _parsed(Claimed, line)) is not None:
+                await claimed(claim.claimed)
                 child.stdin.write(b"go on\n")
                 await child.stdin.drain()
             elif (answer := _parsed(FreshStart, line)) is not None:

@@ -105,13 +105,22 @@ async def follow(
         ending.cancel()
 
 
+async def progress_of(handle: WorkflowHandle[Any, Any]) -> Progress | None:
+    """Where a workflow stands; None if no worker has it at this moment."""
+    try:
+        found: Progress = await handle.query(
+            "progress", result_type=Progress, rpc_timeout=QUERY_LIMIT
+        )
+    except (RPCError, WorkflowQueryFailedError, WorkflowQueryRejectedError):
+        return None  # the result decides, this only looks on
+    return found
+
+
 async def _look(handle: WorkflowHandle[Any, Any], shown: Shown) -> bool:
     """Show where a workflow stands; False if no worker has it at this moment."""
-    try:
-        shown(await handle.query("progress", result_type=Progress, rpc_timeout=QUERY_LIMIT))
-    except (RPCError, WorkflowQueryFailedError, WorkflowQueryRejectedError):
-        return False  # the result decides, this only looks on
-    return True
+    if (progress := await progress_of(handle)) is not None:
+        shown(progress)
+    return progress is not None
 
 
 def _failed(error: WorkflowFailureError, id: str) -> WorkflowFailed:

@@ -96,11 +96,14 @@ class RestoreSnapshot:
     def __init__(self) -> None:
         """Nothing has happened yet."""
         self._journal = Journal(PHASES)
+        self._incarnation: int | None = None
 
     @workflow.query
     def progress(self) -> Progress:
-        """The phase that runs, and those that are over."""
-        return Progress(phase=self._journal.current, done=self._journal.done)
+        """The phase that runs, those that are over, and the incarnation once it is claimed."""
+        return Progress(
+            phase=self._journal.current, done=self._journal.done, incarnation=self._incarnation
+        )
 
     @workflow.run
     async def run(self, given: Any = None) -> RestoreResult:
@@ -115,6 +118,7 @@ class RestoreSnapshot:
 
     async def _run(self) -> RestoreResult:
         self._claimed = await self._claim_job()
+        self._incarnation = self._claimed.incarnation
         stop_if_cancelled()
         unusable: list[str] = []
         while True:

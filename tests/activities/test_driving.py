@@ -6,7 +6,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -15,8 +15,11 @@ from temporalio.client import Client, WorkflowFailureError
 from temporalio.exceptions import ActivityError, ApplicationError
 from temporalio.worker import Worker
 
-from activities.driving import Budget, driving
+from activities import leases
+from activities.contract import CheckpointRequest
+from activities.driving import Budget, Renew, driving
 from activities.errors import TypedFailures
+from rl import actors
 from tests.activities.drive_workflow import DriveOnce
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
@@ -33,12 +36,13 @@ class Driven:
         self.answered = 0
         self.held = True
         self.slow_s = 0.0
+        self.renew: Renew = self.noted
         self.started = asyncio.Event()
         self.ended = asyncio.Event()
         self.error: BaseException | None = None
         self.began = 0.0
 
-    async def renew(self, lease_s: float) -> bool:
+    async def noted(self, lease_s: float) -> bool:
         assert LEASE_S / 2 < lease_s <= LEASE_S  # counted from the proof
         self.renewals.append(time.monotonic())
         await asyncio.sleep(self.slow_s)
@@ -158,6 +162,39 @@ async def test_a_lease_that_has_ended_ends_the_activity_with_a_typed_failure(
     cause = caught.value.cause.cause
     assert isinstance(cause, ApplicationError)
     assert cause.type == "stale_checkpoint"
+
+
+async def test_one_late_answer_of_the_controller_costs_nothing(
+    temporal: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers its first renewal after more than a third of the lease, and every later one.
+
+    Break: activities/leases.py: let the error of that one renewal through.
+    """
+    asked = 0
+
+    class Controller:
+        class renew:
+            @staticmethod
+            async def remote(*_: object) -> bool:
+                nonlocal asked
+                asked += 1
+                await asyncio.sleep(LEASE_S / 2 if asked == 1 else 0)
+                return True
+
+    async def found(_: str) -> type[Controller]:
+        return Controller
+
+    monkeypatch.setattr(actors, "find", found)
+    request = CheckpointRequest(
+        job_id="job", checkpoint_id="c1", incarnation=1, lease_s=LEASE_S, deadline=datetime.now(UTC)
+    )
+    driven = Driven(temporal, lambda _: sleep_for(2 * LEASE_S))
+    driven.renew = leases.renewal(request)
+    handle, worker = await start(temporal, driven)
+    async with worker:
+        assert await handle.result() == 2 * LEASE_S
+    assert asked >= 2, "it was not asked again"
 
 
 async def test_a_slow_renewal_costs_no_heartbeat(temporal: Client) -> None:

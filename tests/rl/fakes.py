@@ -112,6 +112,8 @@ class FakeGym:
         self.runs: dict[tuple[str, int], asyncio.Future[RunResult]] = {}
         self.acknowledged: list[tuple[str, int, str]] = []
         self.let_gone: list[tuple[str, str]] = []
+        self.forgotten: list[tuple[str, str]] = []
+        self.forget_errors: list[TurnpointError] = []
         self.acknowledge_gate = asyncio.Event()
         self.acknowledge_gate.set()
         self.acknowledge_errors: list[TurnpointError] = []
@@ -175,6 +177,11 @@ class FakeGym:
 
     async def let_go(self, rollout_id: str, agent: str) -> None:
         self.let_gone.append((rollout_id, agent))
+
+    async def forget(self, rollout_id: str, agent: str) -> None:
+        if self.forget_errors:
+            raise self.forget_errors.pop(0)
+        self.forgotten.append((rollout_id, agent))
 
     async def status(self) -> list[Status]:
         await self.status_gate.wait()

@@ -293,6 +293,25 @@ async def test_a_failed_run_is_let_go_by_its_agent_alone(fakes: FakeFleet, runs:
     assert _ending(fakes) == [("agent_a", "forget")]
 
 
+async def test_a_rollout_that_has_failed_for_good_is_forgotten_by_its_agent_first(
+    fakes: FakeFleet, runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A save may have counted its run. Break: rl/gym_runs.py: ask all servers at once."""
+    monkeypatch.setattr(gym_runs, "ACKNOWLEDGE_S", 0.3)
+    _serve(fakes)
+    await runs.run(_request())  # a result that is not taken over: its staging rows are lost, say
+    fakes["agent_a"].fail("forget", *[CheckpointParked("a save has counted it")] * 1000)
+    with pytest.raises(CheckpointParked):
+        await runs.forget("p1_g0", "agent_a")
+    assert {server for server, _ in _ending(fakes)} == {"agent_a"}
+    fakes["agent_a"].scripts.clear()
+    await runs.forget("p1_g0", "agent_a")
+    assert {server for server, _ in _ending(fakes)[-4:]} == {
+        *("policy_model", "judge", "counter", "tools")
+    }
+    assert runs._newest == {}
+
+
 async def test_releasing_an_older_runs_result_forgets_nothing_of_the_newer(
     fakes: FakeFleet, runs: Runs
 ) -> None:

@@ -182,8 +182,13 @@ async def test_a_failed_run_is_started_over_with_nothing_of_it(tmp_path: Path) -
 async def test_after_max_runs_the_rollout_is_in_the_rows_once_without_reward(
     tmp_path: Path,
 ) -> None:
+    """And no server keeps anything of it, once a save that has counted its run is over.
+
+    Break: rl/rollout_pump.py: have its agent alone let it go.
+    """
     world = World(tmp_path, max_runs=2)
     await world.start()
+    world.gym.forget_errors = [ServerUnreachable("a save holds the run")] * 2
     for attempt in range(2):
         await until(lambda attempt=attempt: ("p0_g0", attempt) in world.gym.runs)
         world.gym.runs["p0_g0", attempt].set_exception(SessionUncertain("a handler raised"))
@@ -193,6 +198,8 @@ async def test_after_max_runs_the_rollout_is_in_the_rows_once_without_reward(
     assert world.plane.rows["rollout_data"]["p0_g0"].reward is None
     assert world.controller.status().failed == 1
     assert world.controller.status().failures == {"session_uncertain": 1}
+    await until(lambda: world.gym.forgotten == [("p0_g0", AGENT)])
+    assert world.gym.let_gone == [("p0_g0", AGENT)], "the first run is followed by another"
     world.gym.finish("p0_g1")
     await until(lambda: len(world.controller.job.index) == 1)
 

@@ -1,4 +1,4 @@
-"""A fresh start that is refused: nothing is claimed and nobody ended."""
+"""A fresh start that is refused touches nothing; one that stood still ends nothing newer."""
 
 from __future__ import annotations
 
@@ -11,31 +11,128 @@ from pydantic import SecretStr
 
 from gym.client import GymClient
 from gym.protocol import Kind
-from rl import job
-from rl.errors import DatasetInvalid
-from rl.messages import ServerConfig, Workload
+from rl import incarnations, job
+from rl.errors import DatasetInvalid, Superseded
+from rl.job import LivingActor
+from rl.messages import SINGLE_CONTROLLER, JobConfig, ServerConfig, Workload
 from tests.rl.fakes import AGENT, config
 
 
-async def test_rows_for_another_agent_are_refused_before_anything_is_touched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Servers(Exception):
+    """The start has got as far as the Gym servers."""
+
+
+class Start:
+    """A start in a cluster with a dead job's actor; what it does to others is noted.
+
+    Attributes:
+        stalls_after: The step after which it stands still while a restore brings the job up.
+    """
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        agent = ServerConfig(name=AGENT, kind=Kind.AGENT, url="http://127.0.0.1:1")
+        self.config: JobConfig = config(folder, servers=[agent])
+        self.workload = Workload(dataset=folder / "rows.jsonl")
+        self.rows_for(AGENT)
+        self.there = [LivingActor(SINGLE_CONTROLLER, "turnpoint", "of the dead job")]
+        self.done: list[Any] = []
+        self.stalls_after: str | None = None
+        self._claim, self._monkeypatch = incarnations.claim, monkeypatch
+        monkeypatch.setattr(incarnations, "claim", self._claimed_first)
+        for name in ("alive_here", "actors", "kill_actors", "discover_and_join"):
+            monkeypatch.setattr(job, name, getattr(self, name))
+
+    def rows_for(self, agent: str) -> None:
+        row = {"responses_create_params": {"input": "x"}, "agent_ref": {"name": agent}}
+        self.workload.dataset.write_text(json.dumps(row) + "\n")
+
+    async def begin(self) -> None:
+        async with GymClient(SecretStr("t" * 40)) as client:
+            await job.start_fresh(
+                self.config, self.workload, {"run_id": "one"}, client, claimed=self.claimed
+            )
+
+    def _stand_still(self, step: str) -> None:
+        if step == self.stalls_after:
+            self._claim(self.config.job_folder, {"run_id": "a restore"})
+            self.there = [LivingActor(SINGLE_CONTROLLER, "turnpoint", "of the restored job")]
+
+    def _claimed_first(self, *given: Any, **more: Any) -> int:
+        incarnation = self._claim(*given, **more)
+        self._stand_still("claim")
+        demand = incarnations.demand_newest
+
+        def demanded(*given: Any) -> None:
+            demand(*given)
+            self._monkeypatch.setattr(incarnations, "demand_newest", demand)
+            self._stand_still("question before the kill")
+
+        self._monkeypatch.setattr(incarnations, "demand_newest", demanded)
+        return incarnation
+
+    async def alive_here(self, _: JobConfig) -> None:
+        self._stand_still("look")
+
+    async def actors(self) -> list[LivingActor]:
+        return list(self.there)
+
+    async def kill_actors(self, killed: list[LivingActor] | None = None) -> list[str]:
+        chosen = self.there if killed is None else killed
+        self.done += [f"killed the actor {actor.handle}" for actor in chosen]
+        self._stand_still("kill")
+        return []
+
+    async def claimed(self, incarnation: int) -> None:
+        self.done.append(f"restarted servers for {incarnation}")
+        self._stand_still("restart")
+
+    async def discover_and_join(self, *_: Any) -> None:
+        self.done.append("joined servers")
+        raise Servers
+
+
+KILLED, RESTARTED = "killed the actor of the dead job", "restarted servers for 1"
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
+    return Start(tmp_path, monkeypatch)
+
+
+async def test_rows_for_another_agent_are_refused_before_anything_is_touched(start: Start) -> None:
     """Break: leave it to the controller; the old line has ended by then."""
+    start.rows_for("gone")
+    with pytest.raises(DatasetInvalid, match=f"jsonl:1: .*'gone'.*{AGENT}"):
+        await start.begin()
+    assert start.done == []
+    assert not start.config.job_folder.exists()
 
-    async def nobody(_: Any) -> None:
-        return None
 
-    async def ended() -> None:
-        raise AssertionError("the job that was there was ended")
+async def test_a_start_ends_what_is_left_of_the_dead_job_after_its_claim(start: Start) -> None:
+    with pytest.raises(Servers):
+        await start.begin()
+    assert start.done == [KILLED, RESTARTED, "joined servers"]
 
-    monkeypatch.setattr(job, "alive_here", nobody)
-    monkeypatch.setattr(job, "kill_actors", ended)
-    rows = tmp_path / "rows.jsonl"
-    row = {"responses_create_params": {"input": "x"}, "agent_ref": {"name": "gone"}}
-    rows.write_text(json.dumps(row) + "\n")
-    agent = ServerConfig(name=AGENT, kind=Kind.AGENT, url="http://127.0.0.1:1")
-    settings = config(tmp_path, servers=[agent])
-    async with GymClient(SecretStr("t" * 40)) as client:
-        with pytest.raises(DatasetInvalid, match=f"jsonl:1: .*'gone'.*{AGENT}"):
-            await job.start_fresh(settings, Workload(dataset=rows), {"run_id": "one"}, client)
-    assert not settings.job_folder.exists()
+
+@pytest.mark.parametrize(
+    ("stalls_after", "done"),
+    [
+        ("look", []),
+        ("claim", []),
+        ("question before the kill", [KILLED]),  # it ends whom it saw before its claim
+        ("kill", [KILLED]),
+        ("restart", [KILLED, RESTARTED]),
+    ],
+)
+async def test_a_start_that_stood_still_touches_nothing_of_a_newer_incarnation(
+    start: Start, stalls_after: str, done: list[str]
+) -> None:
+    """Invariant 7. Meanwhile a restore claims the next incarnation and brings the job up.
+
+    Break: rl/job.py: do not ask before one of the steps; or kill whoever lives by then.
+    """
+    start.stalls_after = stalls_after
+    with pytest.raises(Superseded):
+        await start.begin()
+    assert start.done == done
+    assert incarnations.newest(start.config.job_folder) == (1 if stalls_after == "look" else 2)

@@ -109,7 +109,9 @@ class _Ray:
         return _Handle(self._lives.cluster, name)
 
     def kill(self, handle: _Handle, no_restart: bool) -> None:
-        self._lives.cluster.actors.pop(handle._name, None)
+        actors = self._lives.cluster.actors
+        if actors.get(handle._name) is handle._actor:  # not another life of the name
+            del actors[handle._name]
 
 
 @contextmanager

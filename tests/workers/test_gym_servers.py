@@ -14,7 +14,7 @@ from gym.protocol import Phase
 from tests.ports import free_port
 from workers.doctor import examine
 from workers.errors import PortInUse, ProcessFailed, SettingsError
-from workers.job_status import gym_phases
+from workers.job_status import gym_capabilities
 from workers.key_files import ensure_key_files
 from workers.policy_defaults import FLAGS
 from workers.settings import Settings, load_settings
@@ -159,8 +159,8 @@ def test_a_server_with_a_command_starts_answers_and_is_started_again(tmp_path: P
         assert "dice" in stack.gone()
         stack.restart("dice", expect_restore=True)
         running = load_settings(state_dir=tmp_path)
-        phases = asyncio.run(gym_phases(running, running.job_config()))
-        assert phases == {"dice": Phase.AWAITING_RESTORE}
+        found = asyncio.run(gym_capabilities(running, running.job_config()))["dice"]
+        assert found is not None and found.phase is Phase.AWAITING_RESTORE
     finally:
         stack.down(kill=True)
     assert stack.record() is not None and stack.status() == {}

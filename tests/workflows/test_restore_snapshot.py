@@ -40,10 +40,10 @@ async def failure_of(handle: Any) -> BaseException:
 
 async def test_a_restore_runs_the_rows_of_the_table_in_order(bench: Bench) -> None:
     """Invariant 10. Break: workflows/restore_snapshot.py: resume before the discards; seen red."""
-    result = RestoreResult.model_validate(
-        await (await bench.start("RestoreSnapshot", JOB)).result()
-    )
+    handle = await bench.start("RestoreSnapshot", JOB)
+    result = RestoreResult.model_validate(await handle.result())
     assert bench.fakes.calls == PHASES
+    assert (await handle.query("progress"))["incarnation"] == 4
     assert result.incarnation == 4
     assert result.snapshot == "snapshot_000002"
     assert result.finished_rollouts == 3
