@@ -123,7 +123,9 @@ class SavedInEveryState:
     released: dict[State, float]
     """When its rollout was let go."""
     judging: Counts
-    """What the judge had under way once every other model server was closed."""
+    """What the judge had under way once the policy's model server was closed."""
+    judged_in_the_pause: Answered
+    """A call of the judge when every server was prepared."""
     in_flight: dict[str, int]
     """Calls in flight on each server while calls without identity were held."""
     owed: int
@@ -300,6 +302,9 @@ class Stage:
             judging = (await live.statuses())[JUDGE].counts
             released |= self.release(UNTIL_AGENT_CLOSES)
             await asyncio.to_thread(wait_for, reached.exists, "the commit", 30)
+            judged = await asyncio.wait_for(
+                _answered(f"{URLS[JUDGE]}/v1/responses", {"input": "and now?"}), 10
+            )
             released |= self.release(UNTIL_PREPARED)
             strangers = await self._call_without_identity()
             in_flight = {
@@ -309,7 +314,7 @@ class Stage:
         answers = dict(zip(KINDS, await asyncio.gather(*strangers), strict=True))
         owed = (await activity_result(handle, "close_admission"))["acknowledged"]
         return SavedInEveryState(
-            saved.checkpoint_id, busy, released, judging, in_flight, owed, answers
+            saved.checkpoint_id, busy, released, judging, judged, in_flight, owed, answers
         )
 
     def _is_closed(self) -> bool:

@@ -220,6 +220,9 @@ def test_a_judge_answers_inside_verify_though_the_policy_is_closed(story: Story)
         if line["request_id"].endswith("/verify/0")
     ]
     assert released < verified["ts"] < agent_ready
+    assert story.saved.judged_in_the_pause.status == 200
+    resumed = story.control(MODEL, story.saved.checkpoint_id, "resume", "begin")
+    assert agent_ready < story.saved.judged_in_the_pause.at < resumed
     assert story.first.picture.records[ROLLOUTS[State.VERIFY]].runs[-1].state.value == "finished"
 
 
