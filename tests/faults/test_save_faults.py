@@ -257,7 +257,7 @@ async def test_a_terminated_save_lets_rollouts_go_on_within_the_lease(
     """Nothing else opens them: without the lease they would stand still for good.
 
     Inside of a body, whoever drives it is still there and renews. Invariant 3. Break:
-    activities/driving.py: extend the leases whatever Temporal has answered.
+    activities/driving.py: extend the leases without sending Temporal a heartbeat; seen red.
     """
     with held(live, point) as reached:
         handle = await reach(live, client, reached)
