@@ -281,8 +281,8 @@ async def test_a_server_killed_before_its_prepare_is_named_and_the_others_go_on(
     """
     await until(lambda: _publishes(client), "a snapshot to come back to", 30)
     before = live.snapshots.snapshots()
-    with live.hold("prepare_checkpoint.before") as reached:
-        handle = await reach(client, reached)
+    with held(live, "prepare_checkpoint.before") as reached:
+        handle = await reach(live, client, reached)
         await asyncio.to_thread(live.stack.kill, RESOURCE)
     with pytest.raises(WorkflowFailureError) as failed:
         await asyncio.wait_for(handle.result(), 2 * LEASE_S + TOLERANCE_S)
