@@ -71,6 +71,7 @@ def staging_row(number: int, length: int = 64) -> StagingRow:
     )
 
 
+@pytest.mark.long  # `tests.real.test_story` meets the same with a whole job.
 async def test_rows_survive_the_death_of_the_cluster(tmp_path: Path) -> None:
     config = job_config(tmp_path)
     folder = config.job_folder / "tmp_snapshot_000001-abc"

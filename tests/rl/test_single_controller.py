@@ -211,6 +211,7 @@ async def _count(gym: Any, what: int) -> int:
     return len((await gym.seen.remote())[what])
 
 
+@pytest.mark.long  # `tests.real.test_story` meets the same with real servers.
 async def test_a_job_is_saved_killed_and_restored(address: str, tmp_path: Path) -> None:
     settings = config(tmp_path, data_plane_timeout_s=20)
     workload = Workload(dataset=dataset(tmp_path, 2), generations=2)
