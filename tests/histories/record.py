@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import temporalio.service
 from temporalio.client import Client, WorkflowFailureError
 
 from activities.contract import TASK_QUEUE, PruneInput, RestoreInput, SaveInput
@@ -116,8 +117,10 @@ async def _keep(client: Client, workflow: str, outcome: str, given: Any) -> None
 def _write(workflow: str, outcome: str, text: str) -> None:
     target = FOLDER / workflow / f"{outcome}.json"
     target.parent.mkdir(exist_ok=True)
-    here = f"{FOLDER.parents[1]}/"  # stack traces name the machine's folders
-    target.write_text(text.replace(here, "") + "\n")
+    # Stack traces name the machine's folders: that of the packages, and this one.
+    for folder in (Path(temporalio.service.__file__).parents[1], FOLDER.parents[1]):
+        text = text.replace(f"{folder}/", "")
+    target.write_text(text + "\n")
 
 
 def main() -> None:
