@@ -128,9 +128,10 @@ def _failed(error: WorkflowFailureError, id: str) -> WorkflowFailed:
     if isinstance(cause, ApplicationError):
         return WorkflowFailed(cause.type or "failed", cause.message, id)
     if isinstance(cause, CancelledError):
-        return WorkflowFailed("cancelled", "the workflow was cancelled", id)
+        return WorkflowFailed("cancelled", "somebody has cancelled the workflow", id)
     if isinstance(cause, TerminatedError):
-        return WorkflowFailed("terminated", "the workflow was terminated", id)
+        # The reason is who has taken its place, or what an operator wrote beside the button.
+        return WorkflowFailed("terminated", f"the workflow was ended: {cause.message}", id)
     return WorkflowFailed("failed", type(cause).__name__, id)
 
 
