@@ -48,7 +48,7 @@ def list_snapshots(
         for name in folder.snapshots()
     ]
     table = Table(
-        *("snapshot", "name", "saved", "incarnation", "line", "unfinished", "finished", "bytes")
+        *("snapshot", "name", "saved", "incarnation", "line", "unfinished", "finished", "size")
     )
     for row in rows:
         counts = row.get("counts", {})
@@ -60,7 +60,7 @@ def list_snapshots(
             row["line"],
             str(counts.get("unfinished", "")),
             str(counts.get("finished", "")),
-            str(row.get("bytes", "")),
+            filesize.decimal(row["bytes"]) if "bytes" in row else "",
         )
     output.result(rows, table)
     if any("damaged" in row for row in rows):

@@ -26,15 +26,16 @@ from activities.contract import TASK_QUEUE, Progress, RestoreResult, SaveInput
 from gym.protocol import Counts, Kind
 from rl.cut import Picture, read_picture
 from rl.messages import ServerConfig
+from tests.ports import free_port, free_ports
 from tests.real.held_gym import FOLDER
 from tests.real.live import AGENT, JOB, KINDS, MODEL, RESOURCE, Live, published, until, wait_for
 from tests.real.own_servers import OwnServers, is_healthy
 from tests.real.state_rows import JUDGE, MAX_INFLIGHT, MAX_STEPS, ROLLOUTS, SCRIPT, State
 from tests.twin.rows import write_rows
 
-BASE = 28_800
-POLICY_PORT, GENERATION_PORT = BASE + 10, BASE + 11
-URLS = {name: f"http://127.0.0.1:{BASE + 12 + n}" for n, name in enumerate([*KINDS, JUDGE])}
+PORT_BASE = 28_800
+POLICY_PORT, GENERATION_PORT = free_ports(2)
+URLS = {name: f"http://127.0.0.1:{free_port()}" for name in (*KINDS, JUDGE)}
 GENERATION = ["--generation-url", f"http://127.0.0.1:{GENERATION_PORT}/v1"]
 MODULES = {
     MODEL: ["tests.real.held_gym", "model", *GENERATION],
@@ -192,7 +193,7 @@ class Stage:
         self.live = Live(
             folder,
             {},
-            port_base=BASE + 20,
+            port_base=PORT_BASE,
             policy=f"http://127.0.0.1:{POLICY_PORT}",
             generation_port=GENERATION_PORT,
             servers=[

@@ -20,12 +20,13 @@ from gym.protocol import Kind, canonical_json
 from rl.messages import ServerConfig
 from tests.gym.test_gymnasium_agent import rows_of
 from tests.gym.test_several_resources import OFFERED
+from tests.ports import free_port
 from tests.real.live import Live, wait_for
 from tests.real.own_servers import OwnServers
 
 pytestmark = [pytest.mark.real, pytest.mark.long, pytest.mark.timeout(540)]
-BASE = 29_300
-GENERATION_PORT = BASE + 90
+PORT_BASE = 29_300
+GENERATION_PORT = free_port()
 KINDS = {
     "policy_model": Kind.MODEL,
     "judge": Kind.MODEL,
@@ -39,7 +40,7 @@ KINDS = {
     "gymnasium": Kind.RESOURCE,
     "essay": Kind.RESOURCE,
 }
-URLS = {name: f"http://127.0.0.1:{BASE + n}" for n, name in enumerate(KINDS)}
+URLS = {name: f"http://127.0.0.1:{free_port()}" for name in KINDS}
 
 
 def _tools(*names: str, tools: str = "") -> list[str]:
@@ -104,7 +105,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     live = Live(
         tmp_path_factory.mktemp("mixed"),
         {"policy": {"delay-s": "0.7", "turns": "14", "turns-spread": "2"}},
-        port_base=BASE + 100,
+        port_base=PORT_BASE,
         servers=[one.model_dump(mode="json") for one in configured],
         generation_port=GENERATION_PORT,
     )
