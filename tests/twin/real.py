@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
+from temporalio.exceptions import TerminatedError
 
 from activities.contract import TASK_QUEUE, RestoreInput, RestoreResult, SaveInput, SaveResult
 from gym.protocol import Kind
@@ -56,7 +57,7 @@ PROBE_EVERY_S = 1.5
 PASSING = {"unchanged", "checkpoint_running", "data_plane_busy"}
 """Why a save may be refused though nothing is wrong."""
 OVERTAKEN = {"job_alive", "superseded"}
-"""How a restore ends when an older one that a crash has met was faster."""
+"""How a restore fails when an older one that a crash has met was faster."""
 
 
 KNOWN = [f"{where}: {phase}" for where, phases in PHASES.items() for phase in phases]
@@ -307,10 +308,9 @@ class Twin:
         try:
             found = await asyncio.wait_for(handle.result(), WORKFLOW_LIMIT_S)
         except WorkflowFailureError as error:
-            kind = getattr(error.cause, "type", "")
-            if kind not in OVERTAKEN or older is None:
+            if older is None or not _overtaken(error.cause, older.id):
                 raise AssertionError(
-                    f"seed {self.outcome.seed}: a restore failed: {kind}: {error.cause}"
+                    f"seed {self.outcome.seed}: a restore failed: {error.cause!r}"
                 ) from None
             again = self._client.get_workflow_handle(older.id)
             found = await asyncio.wait_for(again.result(), WORKFLOW_LIMIT_S)
@@ -344,6 +344,16 @@ class Twin:
             yield
         finally:
             self.outcome.spent_s[what] += round(time.monotonic() - began, 3)
+
+
+def _overtaken(cause: BaseException, older: str) -> bool:
+    """Whether a restore ended because the older one, which a crash has met, came first.
+
+    It was refused by what that one has brought back, or ended by its claim.
+    """
+    if isinstance(cause, TerminatedError):
+        return cause.message == f"superseded by {older}"
+    return getattr(cause, "type", None) in OVERTAKEN
 
 
 def main() -> int:
