@@ -263,19 +263,19 @@ class Supervisor:
             await asyncio.gather(before, return_exceptions=True)
         await asyncio.sleep(wait_s)
         began = time.monotonic()
-        config = self._settings.job_config()
-        has_snapshot = await asyncio.to_thread(job_runs.has_snapshot_on_line, config)
         with_ray = self._drivers() if deed.ray_is_lost else set()
         if names := gone | with_ray:
             self._chronicle.tell("starting", f"starting {', '.join(sorted(names))}")
         # What is missing by then: a machine's processes do not end in one instant, and somebody
         # else may have started some.
         await self._mender.restart(
-            *sorted(with_ray), missing=True, expect_restore=has_snapshot, grace_s=0
+            *sorted(with_ray), missing=True, expect_restore=await self._has_snapshot(), grace_s=0
         )
         self._to_start = frozenset()
         if deed.ray_is_lost:
             await self._watch.again(self._settings)
+        # Asked again: the save that ran when the job was lost may have published meanwhile.
+        has_snapshot = await self._has_snapshot()
         if not has_snapshot:
             self._chronicle.tell(
                 "starting_over", "there is no snapshot: starting over, as a new line"
@@ -306,6 +306,10 @@ class Supervisor:
             if snapshot
             else f"started over as incarnation {begun.incarnation} after {took_s:.1f} s"
         )
+
+    async def _has_snapshot(self) -> bool:
+        config = self._settings.job_config()
+        return await asyncio.to_thread(job_runs.has_snapshot_on_line, config)
 
     def _drivers(self) -> set[str]:
         """Ray and the workers, whose connection is to the Ray that is lost."""

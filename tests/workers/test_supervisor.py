@@ -127,6 +127,24 @@ async def test_without_a_snapshot_it_starts_over_and_says_so(given: Given) -> No
     assert [event.what for event in given.chronicle.events] == ["started_over"]
 
 
+async def test_a_save_that_publishes_while_the_job_is_brought_back_is_restored(
+    given: Given, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server dies while the first save of the job is being published.
+
+    Break: workers/supervisor.py: go by what was on disk when the loss was noticed; all is lost.
+    """
+    given.has_snapshot = False
+
+    async def restart(*_: Any, **__: Any) -> None:
+        given.has_snapshot = True
+
+    monkeypatch.setattr(Mender, "restart", restart)
+    await given.run(in_turn(given, iter([LOST, FINISHED])))
+    assert given.began[0]["fresh"] is False
+    assert [event.what for event in given.chronicle.events] == ["restored"]
+
+
 async def test_a_recovery_that_fails_is_tried_again_after_a_printed_wait(given: Given) -> None:
     given.outcomes = [NotRunning("no Temporal"), NotRunning("no Temporal")]
     await given.run(in_turn(given, iter([LOST, LOST, LOST, FINISHED])))
