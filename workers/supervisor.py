@@ -108,7 +108,7 @@ class Supervisor:
         self._finished = -1
 
     @property
-    def _settings(self) -> Settings:
+    def settings(self) -> Settings:
         """Of the stack as it runs now."""
         return self._lookout.settings
 
@@ -116,6 +116,10 @@ class Supervisor:
     def is_recovering(self) -> bool:
         """Whether the job is being brought back now."""
         return self._recovering is not None and not self._recovering.done()
+
+    def let_go(self) -> None:
+        """Wait no longer for processes that are being started: see `Mender.let_go`."""
+        self._mender.let_go()
 
     async def run(self) -> ControllerStatus:
         """Supervise the job to its end.
@@ -128,7 +132,7 @@ class Supervisor:
             GivenUp: The job cannot be brought back.
         """
         try:
-            async with GymClient(read_secret(self._settings)) as gym:
+            async with GymClient(read_secret(self.settings)) as gym:
                 while True:
                     seen = await self._lookout.look(
                         gym,
@@ -149,7 +153,7 @@ class Supervisor:
 
     def _tell_of_others(self, silent: frozenset[str]) -> None:
         """Gym servers that the stack does not start: say once that they are gone, or back."""
-        servers = {server.name: server for server in self._settings.servers}
+        servers = {server.name: server for server in self.settings.servers}
         for name in sorted(silent - self._unanswered):
             self._chronicle.tell(
                 "unanswered",
@@ -202,7 +206,7 @@ class Supervisor:
     async def _revive(self, actors: tuple[str, ...]) -> None:
         await self._mended(
             ", ".join(actors),
-            lambda: ray_side.start_stateless(self._settings, self.incarnation),
+            lambda: ray_side.start_stateless(self.settings, self.incarnation),
         )
 
     async def _mended(self, name: str, start: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -273,7 +277,7 @@ class Supervisor:
         )
         self._to_start = frozenset()
         if deed.ray_is_lost:
-            await self._watch.again(self._settings)
+            await self._watch.again(self.settings)
         # Asked again: the save that ran when the job was lost may have published meanwhile.
         has_snapshot = await self._has_snapshot()
         if not has_snapshot:
@@ -281,7 +285,7 @@ class Supervisor:
                 "starting_over", "there is no snapshot: starting over, as a new line"
             )
         begun = await job_runs.begin(
-            self._settings,
+            self.settings,
             self._workload,
             fresh=not has_snapshot,
             shown=self._phases,
@@ -308,7 +312,7 @@ class Supervisor:
         )
 
     async def _has_snapshot(self) -> bool:
-        config = self._settings.job_config()
+        config = self.settings.job_config()
         return await asyncio.to_thread(job_runs.has_snapshot_on_line, config)
 
     def _drivers(self) -> set[str]:
