@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gym.protocol import DeadlineExceeded
 from rl import job
-from rl.messages import SINGLE_CONTROLLER, JobConfig
+from rl.messages import SINGLE_CONTROLLER
+from tests.rl.folder_cases import config_of
 from tests.workers.test_supervision import seen, sighting
 from workers import ray_child
 from workers.lookout import ANSWER_LIMIT_S
@@ -17,7 +19,7 @@ from workers.supervisor import LOOK_EVERY_S
 
 
 async def test_a_silent_controller_is_not_taken_for_a_lost_ray(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ray is heard of once a look is over, and by when that look began.
 
@@ -35,7 +37,7 @@ async def test_a_silent_controller_is_not_taken_for_a_lost_ray(
 
     monkeypatch.setattr(job, "call", silent)
     monkeypatch.setattr(job, "named_actors", names)
-    found, _ = await ray_child.look(JobConfig.model_construct(job_id="job-1"))
+    found, _ = await ray_child.look(config_of(tmp_path))
     assert found.reachable and found.silent
 
     one_look_s = limits[0] + ray_child.LOOK_EVERY_S

@@ -12,7 +12,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities.contract import SaveInput, SaveOutcome, SaveResult
 from rl.messages import Workload
-from workers import job_runs, workflow_runs
+from workers import job_runs, ray_side, workflow_runs
 from workers.errors import NotRunning, TemporalRefused
 from workers.settings import load_settings
 from workers.workflow_runs import WorkflowFailed, follow, start
@@ -111,7 +111,7 @@ async def test_a_job_that_began_is_no_untyped_error_for_its_schedule(
     async def away(*_: Any) -> None:
         raise RPCError("secret", RPCStatusCode.UNAVAILABLE, b"")
 
-    monkeypatch.setattr(job_runs.ray_side, "start_fresh", begun)
+    monkeypatch.setattr(ray_side, "start_fresh", begun)
     monkeypatch.setattr(job_runs, "connect", begun)
     monkeypatch.setattr(job_runs, "set_schedule", away)
     settings = load_settings(
