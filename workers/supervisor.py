@@ -144,6 +144,8 @@ class Supervisor:
                     if isinstance(deed, End):
                         await self._end_mending()
                         return deed.status
+                    if isinstance(deed, Wait) and _is_well(seen):
+                        self._lost.clear()  # it was only silent, and answers again
                     self._tell_of_others(unanswered(seen))
                     self._do(deed, seen)
                     await asyncio.sleep(LOOK_EVERY_S)
@@ -327,7 +329,8 @@ class Supervisor:
         """The controller of the supervised incarnation has answered."""
         self._progress(status)
         lived_s = time.monotonic() - self._alive_since
-        if status.finished > self._finished >= 0 or lived_s > STEADY_S:
+        # A life that is lost goes on for a while, and may finish rollouts: that is no success.
+        if not self._lost and (status.finished > self._finished >= 0 or lived_s > STEADY_S):
             self._in_a_row = 0
         self._finished = status.finished
 
@@ -379,6 +382,11 @@ def backoff_s(tries: int) -> float:
     if tries <= 1:
         return 0.0
     return min(MOST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** (tries - 2))
+
+
+def _is_well(seen: Seen) -> bool:
+    """Whether the supervised incarnation answers, if nothing of it is lost."""
+    return not seen.recovering and seen.status is not None and seen.newest == seen.incarnation
 
 
 def _first_line(error: Exception) -> str:
