@@ -1,7 +1,8 @@
 """How long each kind of activity may take, and what is retried (design sections 4 and 9).
 
 Quick retries (50 to 200 ms) happen inside an activity; Temporal's, which cost a second at least,
-are for a worker that died. An activity whose phase has a deadline ends with it.
+are for a worker that died. A server that an activity has tried for as long as it may is not tried
+again: meanwhile all others stand still. An activity whose phase has a deadline ends with it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from temporalio import workflow
 from temporalio.common import RetryPolicy
 from temporalio.workflow import ActivityCancellationType
 
+with workflow.unsafe.imports_passed_through():  # pure models and names: nothing to re-import
+    from gym.protocol import NotJoined, ServerUnreachable
+
 HEARTBEAT_IN_PAUSE = timedelta(seconds=2)
 """A killed worker's activity goes on elsewhere after this (reference measurement: 2 s instead
 of 11 s, together with a sticky timeout of 1 s)."""
@@ -20,7 +24,9 @@ REPLY_GRACE = timedelta(seconds=5)
 """Past the deadline, for the answer of an activity that used its budget to the end."""
 
 _RETRY = RetryPolicy(
-    initial_interval=timedelta(milliseconds=100), maximum_interval=timedelta(seconds=2)
+    initial_interval=timedelta(milliseconds=100),
+    maximum_interval=timedelta(seconds=2),
+    non_retryable_error_types=[ServerUnreachable.code, NotJoined.code],
 )
 
 
