@@ -7,6 +7,7 @@ again: meanwhile all others stand still. An activity whose phase has a deadline 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -29,22 +30,31 @@ _RETRY = RetryPolicy(
     non_retryable_error_types=[ServerUnreachable.code, NotJoined.code],
 )
 
+TRIES_IN_PAUSE = 10
+"""All stand still: an error of nobody's (`internal`) that comes at each try fails the save within
+fifteen seconds, and not at the phase's deadline. As many workers may die over one phase, or
+Temporal be away for longer than a heartbeat."""
+
 
 def until(deadline: datetime) -> dict[str, Any]:
     """Options of an activity of a phase: all its tries end with the phase's deadline."""
+    return _options(deadline, replace(_RETRY, maximum_attempts=TRIES_IN_PAUSE))
+
+
+def _options(deadline: datetime, retry: RetryPolicy) -> dict[str, Any]:
     left = max(deadline - workflow.now(), timedelta(milliseconds=1)) + REPLY_GRACE
     return {
         "schedule_to_close_timeout": left,
         "start_to_close_timeout": left,
         "heartbeat_timeout": HEARTBEAT_IN_PAUSE,
-        "retry_policy": _RETRY,
+        "retry_policy": retry,
         "cancellation_type": ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
     }
 
 
 def within(limit: timedelta) -> dict[str, Any]:
     """Options of an activity that stands alone: all its tries end within `limit`."""
-    return until(workflow.now() + limit)
+    return _options(workflow.now() + limit, _RETRY)
 
 
 ON_DISK: dict[str, Any] = {

@@ -15,6 +15,19 @@ from workflows.options import ON_DISK, until, within
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
+def test_in_the_pause_nothing_is_tried_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault of the cut came again every two seconds for 300 s, with all rollouts waiting.
+
+    Break: workflows/options.py: leave the end of the tries to the deadline.
+    """
+    monkeypatch.setattr(workflow, "now", lambda: NOW)
+    retry = until(NOW + timedelta(seconds=300))["retry_policy"]
+    pauses_s = [0.1 * 2**n for n in range(retry.maximum_attempts - 1)]
+    assert 0 < sum(min(max(pause_s, 1), 2) for pause_s in pauses_s) < 15
+    opening_again = within(timedelta(seconds=60))["retry_policy"]
+    assert opening_again.maximum_attempts == 0, "what ends a pause is tried for all of its time"
+
+
 @pytest.mark.parametrize(
     ("error", "again"),
     [
