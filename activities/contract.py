@@ -304,6 +304,8 @@ class ClaimResult(Payload):
 
     incarnation: int
     schedule_was_running: bool
+    restore_wait_s: Seconds = 120
+    """How long the next activity waits for servers."""
     terminated: list[str] = []
     trashed: list[str] = []
     ms: float = 0

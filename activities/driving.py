@@ -27,6 +27,8 @@ BEATS_IN_A_TIMEOUT = 3
 """Heartbeats sent within one heartbeat timeout, so that one lost answer ends nothing."""
 ANSWER_LIMIT = timedelta(seconds=1)
 """For Temporal's answer to one heartbeat: an answer that takes longer proves too little."""
+PROVE_LIMIT_S, PROVE_PAUSE_S = 30.0, 0.2
+"""A Temporal that was killed is there again within seconds."""
 LEASE_SHARE = 3
 """A lease is extended every third of it (design section 4, leases)."""
 DEADLINE_SETTING = {
@@ -167,13 +169,19 @@ async def _renewed(renew: Renew, lease_s: float) -> bool:
 async def prove(client: Client) -> None:
     """Ask Temporal whether it still waits for this very try; before a step that destroys.
 
+    A Temporal that does not answer is asked again: it may be restarted at this moment, and a
+    claim that gave up over that would have ended a job for nothing.
+
     Raises:
-        StaleCheckpoint: It does not, or it does not answer: a try that stood still must not end
-            what a later one has built.
+        StaleCheckpoint: It does not, or stays silent: a try that stood still must not end what a
+            later one has built.
     """
     handle = client.get_async_activity_handle(task_token=activity.info().task_token)
-    if not await _proven(handle):
-        raise StaleCheckpoint("Temporal does not confirm this try")
+    give_up = time.monotonic() + PROVE_LIMIT_S
+    while not await _proven(handle):
+        if time.monotonic() > give_up:
+            raise StaleCheckpoint("Temporal does not confirm this try")
+        await asyncio.sleep(PROVE_PAUSE_S)
 
 
 async def _proven(handle: AsyncActivityHandle) -> bool:

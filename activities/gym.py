@@ -6,6 +6,7 @@ each can run twice, even at once, and has the effect of once per checkpoint or r
 
 from __future__ import annotations
 
+import logging
 import time
 
 from temporalio import activity
@@ -36,6 +37,8 @@ from rl.incarnations import record_origin
 from rl.joining import discover_and_join
 from rl.messages import NEMO_GYM, SINGLE_CONTROLLER, JobConfig, JoinedServer, ServerReport
 from rl.save_phases import resume_servers
+
+logger = logging.getLogger(__name__)
 
 RESUME_LIMIT_S = 20.0
 UNREACHABLE_S = 2.0
@@ -167,7 +170,8 @@ class GymActivities:
             reports = await resume_servers(
                 self._gym, servers, incarnation, checkpoint_id, UNREACHABLE_S
             )
-            return reports, f"{lost}; resumed by the worker"
+            logger.warning("servers resumed without NemoGym", extra={"code": lost.code})
+            return reports, None
 
     @activity.defn
     async def discover_capabilities(self, request: DiscoverRequest) -> DiscoverResult:

@@ -105,6 +105,7 @@ class JobActivities:
         return ClaimResult(
             incarnation=incarnation,
             schedule_was_running=running,
+            restore_wait_s=self._config.restore_wait_s,
             terminated=terminated,
             trashed=trashed,
             ms=(time.monotonic() - started) * 1000,

@@ -99,11 +99,16 @@ async def pause_for_restore(client: Client, job_id: str, incarnation: int) -> bo
 
 
 async def go_on(client: Client, job_id: str, incarnation: int) -> None:
-    """Let the Schedule that a restore paused go on, if nobody has removed it meanwhile."""
+    """Let the Schedule that this restore paused go on.
+
+    Not one that somebody has removed, or paused with a note of their own, while the job was
+    restored; nor one that a later restore has paused.
+    """
+    handle = client.get_schedule_handle(schedule_id(job_id))
     with _or_removed():
-        await client.get_schedule_handle(schedule_id(job_id)).unpause(
-            note=f"going on after restore {incarnation}"
-        )
+        state = (await handle.describe()).schedule.state
+        if state.paused and state.note == RESTORE_NOTE.format(incarnation=incarnation):
+            await handle.unpause(note=f"going on after restore {incarnation}")
 
 
 def _paused_by_a_restore(state: ScheduleState) -> bool:

@@ -20,8 +20,7 @@ from gym.protocol import (
     WrittenFile,
 )
 from rl import restore_phases, save_phases
-from rl.errors import InventoryMismatch
-from rl.fleet import Answered, Fleet, report
+from rl.fleet import Answered, Fleet, each, report
 from rl.gym_runs import Runs
 from rl.messages import (
     CommitAnswers,
@@ -29,6 +28,9 @@ from rl.messages import (
     PrepareAnswers,
     ServerReport,
 )
+
+_COUNT_S = 5.0
+"""For an agent to count its runs in a save, while all stand still."""
 
 
 class GymDesk:
@@ -62,7 +64,8 @@ class GymDesk:
         answered = await save_phases.commit(
             self._fleet, checkpoint_id, budget_s, folder, lambda: self._driven_s(checkpoint_id)
         )
-        inventory = await self._inventory(answered)
+        patience_s = min(_COUNT_S, self._driven_s(checkpoint_id))
+        inventory = await self._inventory(answered, patience_s)
         self._committed = (checkpoint_id, inventory)
         return CommitAnswers(
             servers=[
@@ -133,7 +136,7 @@ class GymDesk:
         answered = await restore_phases.restore(
             self._fleet, restore_id, source_checkpoint_id, folder, files
         )
-        self._restored = (restore_id, await self._inventory(answered))
+        self._restored = (restore_id, await self._inventory(answered, restore_phases.PATIENCE_S))
         return [report(item, counts=item.answer.counts) for item in answered]
 
     def restored_inventory(self, restore_id: str) -> Inventory:
@@ -159,20 +162,25 @@ class GymDesk:
         return await save_phases.statuses(self._fleet)
 
     async def _inventory(
-        self, answered: Sequence[Answered[CommitAnswer]] | Sequence[Answered[RestoreAnswer]]
+        self,
+        answered: Sequence[Answered[CommitAnswer]] | Sequence[Answered[RestoreAnswer]],
+        patience_s: float,
     ) -> Inventory:
-        agents = self._fleet.of(Kind.AGENT)
+        """What the servers hold, and how many runs each agent counts.
+
+        Raises:
+            ServerUnreachable, StaleInstance: An agent that does not say it. Nothing disagrees by
+                that: a restore must not take an older snapshot for it.
+        """
+        statuses = await each(
+            self._fleet.of(Kind.AGENT),
+            lambda agent: save_phases.status_of(self._fleet, agent, patience_s),
+            patience_s=patience_s,
+        )
         counted = {
-            status.server: status.counts.running + status.counts.parked
-            for status in await save_phases.statuses(self._fleet, agents)
+            item.server.name: item.answer.counts.running + item.answer.counts.parked
+            for item in statuses
         }
-        silent = [agent.name for agent in agents if agent.name not in counted]
-        if silent:
-            raise InventoryMismatch(
-                "an agent does not say how many runs it holds",
-                participant=silent[0],
-                details={"servers": silent},
-            )
         return Inventory(
             continuations={
                 item.server.name: item.answer.continuations

@@ -55,15 +55,19 @@ _OWN = (SINGLE_CONTROLLER, NEMO_GYM, GENERATION, DATA_PLANE_HOST)
 _TRANSFER_QUEUE = "TransferQueue"
 
 
-async def alive(config: JobConfig) -> ControllerStatus | None:
+async def alive(config: JobConfig, limit_s: float = _STATUS_LIMIT_S) -> ControllerStatus | None:
     """Status of the controller that lives in this cluster, of whatever job; None: there is none.
+
+    Args:
+        config: The job's configuration.
+        limit_s: Seconds to wait for its answer.
 
     Raises:
         RayUnreachable: There is no cluster.
         DeadlineExceeded: A controller is there and does not answer: who replaces it kills it.
     """
     try:
-        status: ControllerStatus = await call(SINGLE_CONTROLLER, "status", limit_s=_STATUS_LIMIT_S)
+        status: ControllerStatus = await call(SINGLE_CONTROLLER, "status", limit_s=limit_s)
     except ActorLost:
         return None
     return status

@@ -160,7 +160,7 @@ async def confirm_held(fleet: Fleet, checkpoint_id: str, budget: float = 5.0) ->
     async def call(server: JoinedServer) -> Status | str:
         try:
             async with asyncio.timeout_at(deadline):
-                return await retry_until(deadline, lambda: _status(fleet, server, budget))
+                return await retry_until(deadline, lambda: status_of(fleet, server, budget))
         except TimeoutError:
             return ServerUnreachable.code
         except TurnpointError as error:
@@ -246,7 +246,7 @@ async def statuses(fleet: Fleet, servers: Sequence[JoinedServer] | None = None) 
     async def call(server: JoinedServer) -> Status | None:
         try:
             async with asyncio.timeout(UNREACHABLE_S):
-                return await _status(fleet, server, UNREACHABLE_S)
+                return await status_of(fleet, server, UNREACHABLE_S)
         except (TurnpointError, TimeoutError):
             return None
 
@@ -254,7 +254,8 @@ async def statuses(fleet: Fleet, servers: Sequence[JoinedServer] | None = None) 
     return [item.answer for item in answers if item.answer is not None]
 
 
-async def _status(fleet: Fleet, server: JoinedServer, read_s: float) -> Status:
+async def status_of(fleet: Fleet, server: JoinedServer, read_s: float) -> Status:
+    """Status of one server; an answer takes `read_s` at most."""
     request = StatusRequest(**fleet.ids(server))
     return await fleet.client.status(server.url, server.name, request, read_s=read_s)
 
@@ -315,7 +316,7 @@ async def _quiet(fleet: Fleet, checkpoint_id: str, deadline: float, patience_s: 
         try:
             found = await each(
                 fleet.controlled,
-                lambda server: _status(fleet, server, budget_s(deadline)),
+                lambda server: status_of(fleet, server, budget_s(deadline)),
                 deadline,
                 patience_s=patience_s,
             )

@@ -37,7 +37,7 @@ from workers.cli_output import (
     Output,
     flush,
 )
-from workers.errors import WorkerRoomError
+from workers.errors import TemporalRefused, WorkerRoomError
 
 
 def _show_version(wanted: bool) -> None:
@@ -119,12 +119,9 @@ def run(arguments: Sequence[str]) -> int:
         output.error(error.code, str(error))
         return _EXIT_CODE_OF.get(error.code, EXIT_FAILED)
     except RPCError as error:
-        output.error(
-            "temporal_refused",
-            f"Temporal refuses ({error.status.name}): look at its log, at the namespace, and at "
-            "TEMPORAL_ADDRESS and TEMPORAL_NAMESPACE if they are set",
-        )
-        return EXIT_NOT_REACHABLE
+        refused = TemporalRefused(error.status.name)
+        output.error(refused.code, str(refused))
+        return refused.exit_code
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +17,7 @@ from workers.chronicle import Chronicle, LastSave, Summary
 from workers.cli_output import EXIT_FAILED, EXIT_NOT_REACHABLE, EXIT_TERMINATED, Output
 from workers.cli_phases import Phases, restored
 from workers.cli_stack import AsJson, JobOption, StateDir, settings_of_job
-from workers.errors import FinishedAlready, NotRunning, Refused, Stopped
+from workers.errors import FinishedAlready, NotRunning, Refused, StackBusy, Stopped
 from workers.example_rows import example_rows
 from workers.failed_rollouts import all_failed, ended, next_step
 from workers.last_save import last_save
@@ -30,6 +31,7 @@ FIRST_LOOK_S = 60.0
 """The process that looks into Ray imports torch first: 3 to 10 s on two cores."""
 DOWN_S = 8.0
 """Of the grace period, what `--down` needs: Ray gets 5 s for its SIGTERM."""
+BUSY_PAUSE_S = 0.2
 
 
 def run(
@@ -119,6 +121,7 @@ class _Run:
         self._down = down
         self._chronicle = Chronicle(settings.state_dir / "logs", output.line)
         self._last: ControllerStatus | None = None
+        self._mender = Mender(settings)
         self._supervisor: Supervisor | None = None
 
     async def begin_only(self) -> job_runs.Begun | Summary:
@@ -142,6 +145,7 @@ class _Run:
                 if supervising.done():
                     return self._ended(supervising)
                 can_save = self._supervisor is not None and not self._supervisor.is_recovering
+                self._let_go()
                 supervising.cancel()
                 await asyncio.gather(supervising, return_exceptions=True)
                 return await self._terminated(phases, can_save=can_save)
@@ -175,7 +179,7 @@ class _Run:
             self._workload,
             fresh=self._fresh,
             shown=phases.show,
-            mender=Mender(self._settings),
+            mender=self._mender,
         )
         if begun.restored is not None:
             self._output.line(restored(begun.restored))
@@ -223,7 +227,9 @@ class _Run:
         save_s = max(0.0, self._grace_s - (DOWN_S if self._down else 0.0))
         self._chronicle.tell("sigterm", f"SIGTERM: a last save within {save_s:g} s")
         if can_save:
-            saved = await last_save(self._settings, save_s, phases.show)
+            # The stack may have been started again since, at other addresses.
+            now = self._supervisor.settings if self._supervisor else self._settings
+            saved = await last_save(now, save_s, phases.show)
         else:
             saved = LastSave(outcome="none", reason="the job was not running at that moment")
         told = saved.outcome.replace("_", " ")
@@ -236,13 +242,33 @@ class _Run:
             snapshot=saved.snapshot,
         )
         if self._down:
-            ended = await asyncio.to_thread(Stack(self._settings).down)
-            self._chronicle.tell("down", f"the stack is stopped ({ended} processes)")
+            await self._stop_the_stack()
         else:
             self._chronicle.tell(
                 "left_up", "the stack and the job go on; `turnpoint down` ends them"
             )
         return self._summary("terminated", "SIGTERM", saved)
+
+    def _let_go(self) -> None:
+        """A process that is being started must not keep this one beyond the grace period."""
+        for mender in (self._mender, self._supervisor):
+            if mender is not None:
+                mender.let_go()
+
+    async def _stop_the_stack(self) -> None:
+        give_up = time.monotonic() + DOWN_S
+        while True:
+            try:
+                ended = await asyncio.to_thread(Stack(self._settings).down)
+            except StackBusy as error:
+                # What was being started for the job lets go of it in an instant.
+                if time.monotonic() > give_up:
+                    self._chronicle.tell("left_up", f"the stack stays up: {error}")
+                    return
+                await asyncio.sleep(BUSY_PAUSE_S)
+            else:
+                self._chronicle.tell("down", f"the stack is stopped ({ended} processes)")
+                return
 
     def _left_as_it_is(self, error: FinishedAlready) -> Summary:
         return self._summary("finished", str(error)).model_copy(update={"code": error.code})

@@ -8,6 +8,7 @@ WorkerRoomError                the next step is in the sentence
 ├── Stopped                    the stack was ended on purpose; nothing is brought back
 ├── Interrupted                Ctrl-C of a command whose workflow goes on
 ├── NotRunning                 nothing answers: the stack is not up
+├── TemporalRefused            Temporal was there, and refuses or does not answer any more
 └── Refused                    the job is in a state in which the command makes no sense
     └── FinishedAlready        `run` has nothing to do: exit code 0, nothing is touched
 """
@@ -100,6 +101,24 @@ class NotRunning(WorkerRoomError):
 
     exit_code = 4
     code = "not_running"
+
+
+class TemporalRefused(WorkerRoomError):
+    """A call of Temporal has failed, after the SDK's own tries (5 to 10 s).
+
+    Args:
+        status: Name of the gRPC status.
+    """
+
+    exit_code = 4
+    code = "temporal_refused"
+
+    def __init__(self, status: str) -> None:
+        """Say where to look."""
+        super().__init__(
+            f"Temporal refuses ({status}): look at its log, at the namespace, and at "
+            "TEMPORAL_ADDRESS and TEMPORAL_NAMESPACE if they are set"
+        )
 
 
 def no_stack(folder: Path) -> NotRunning:

@@ -34,7 +34,7 @@ from workers.job_status import controller_status
 from workers.mending import Mender
 from workers.settings import Settings
 from workers.stack import Stack
-from workers.temporal import connect
+from workers.temporal import connect, typed_refusals
 from workers.workflow_runs import (
     Shown,
     WorkflowFailed,
@@ -107,6 +107,7 @@ async def begin(
         Refused: A live job is in the way, and `replace` was not asked for.
         RayCallFailed: The start failed.
         WorkflowFailed: The restore failed.
+        NotRunning, TemporalRefused: Temporal does not answer; the job may have begun.
     """
     config = settings.job_config()
     mender = mender or Mender(settings)
@@ -127,7 +128,8 @@ async def begin(
         )
         begun = Begun(incarnation=incarnation, restored=None)
     client = await connect(settings)
-    await set_schedule(client, config.job_id, settings.snapshot_attempt_interval_s)
+    with typed_refusals():
+        await set_schedule(client, config.job_id, settings.snapshot_attempt_interval_s)
     return begun
 
 

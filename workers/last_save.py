@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from activities.contract import SaveInput, SaveOutcome
+from activities.contract import Progress, SaveInput, SaveOutcome
 from gym.protocol import TurnpointError
 from rl.snapshot_folder import SnapshotFolder
 from workers import job_runs
@@ -17,6 +17,7 @@ from workers.errors import WorkerRoomError
 from workers.settings import Settings
 from workers.workflow_runs import Shown
 
+PUBLISH = "publish_snapshot"
 _PAUSE_S = 0.3
 _PASSING = {"checkpoint_running", "data_plane_busy", "weights_syncing", "restore_not_finished"}
 """Refusals that pass by themselves: a save that runs is waited for."""
@@ -26,11 +27,19 @@ async def last_save(settings: Settings, grace_s: float, shown: Shown) -> LastSav
     """Save once more, within `grace_s` seconds; never raises for a save that fails."""
     if grace_s <= 0:
         return LastSave(outcome="none", reason="no time was granted for it (--grace-s)")
-    under_way = asyncio.Event()
+    under_way, published = asyncio.Event(), asyncio.Event()
+
+    def looked(progress: Progress) -> None:
+        shown(progress)
+        if any(phase.phase == PUBLISH for phase in progress.done):
+            published.set()
+
     try:
         async with asyncio.timeout(grace_s):
-            return await _saved(settings, shown, under_way)
+            return await _saved(settings, looked, under_way)
     except TimeoutError:
+        if published.is_set():  # it only prunes, or opens again
+            return LastSave(outcome="published", snapshot=_newest(settings))
         if not under_way.is_set():
             return LastSave(
                 outcome="none",

@@ -53,6 +53,10 @@ class Mender:
         """Whether processes are being ended and started now."""
         return self._under_way is not None and not self._under_way.done()
 
+    def let_go(self) -> None:
+        """Wait no longer for what is being started: the command ends, and the stack is free."""
+        self.stack.let_go()
+
     async def restart(
         self,
         *names: str,
@@ -67,8 +71,8 @@ class Mender:
             ProcessFailed: A process ended or was not ready in time.
         """
         while (names or missing) and self.stack.record() is not None:
-            if self._under_way is not None:
-                await asyncio.wait({self._under_way})
+            while self._under_way is not None and not self._under_way.done():
+                await asyncio.wait({self._under_way})  # of two that wait, one is next
             self._under_way = asyncio.create_task(
                 asyncio.to_thread(
                     self.stack.restart,

@@ -35,6 +35,9 @@ from workers.key_files import read_secret
 from workers.settings import Settings, load_settings
 
 LOOK_EVERY_S = 0.5
+STATUS_LIMIT_S = 10.0
+"""A look that waits longer shows for so long neither that the controller is silent nor that Ray
+answers; a supervisor would take Ray for lost (`supervision.UNREACHABLE_S`)."""
 SERVERS_LIMIT_S = 5.0
 
 
@@ -60,7 +63,7 @@ async def look(
     at = time.monotonic()
     try:
         actors = await job.named_actors()
-        status = await job.alive(config)
+        status = await job.alive(config, STATUS_LIMIT_S)
         if status is None or status.job_id != config.job_id:
             other = status.job_id if status is not None else None
             return JobSighting(at=at, reachable=True, actors=actors, other_job=other), None

@@ -12,6 +12,7 @@ are free. Two commands never start or stop one stack at the same time.
 from __future__ import annotations
 
 import fcntl
+import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator
@@ -70,6 +71,7 @@ class Stack:
         self._settings = settings
         self._folder = settings.state_dir
         self._report = report
+        self._let_go = threading.Event()
 
     # --- the record ---------------------------------------------------------------------------
 
@@ -173,6 +175,10 @@ class Stack:
         )
         return record, settings
 
+    def let_go(self) -> None:
+        """Wait no longer for what another thread starts here: it gets ready by itself, or not."""
+        self._let_go.set()
+
     def _start_all(
         self, record: StackRecord, settings: Settings, chosen: list[Part]
     ) -> StackRecord:
@@ -192,6 +198,8 @@ class Stack:
                         f"{name} is ready after {started[name].age_s():.1f} s "
                         f"({len(ready)} of {len(chosen)})"
                     )
+            if self._let_go.is_set():
+                break
             time.sleep(_POLL_S)
         return record
 

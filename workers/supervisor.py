@@ -108,7 +108,7 @@ class Supervisor:
         self._finished = -1
 
     @property
-    def _settings(self) -> Settings:
+    def settings(self) -> Settings:
         """Of the stack as it runs now."""
         return self._lookout.settings
 
@@ -116,6 +116,10 @@ class Supervisor:
     def is_recovering(self) -> bool:
         """Whether the job is being brought back now."""
         return self._recovering is not None and not self._recovering.done()
+
+    def let_go(self) -> None:
+        """Wait no longer for processes that are being started: see `Mender.let_go`."""
+        self._mender.let_go()
 
     async def run(self) -> ControllerStatus:
         """Supervise the job to its end.
@@ -128,7 +132,7 @@ class Supervisor:
             GivenUp: The job cannot be brought back.
         """
         try:
-            async with GymClient(read_secret(self._settings)) as gym:
+            async with GymClient(read_secret(self.settings)) as gym:
                 while True:
                     seen = await self._lookout.look(
                         gym,
@@ -140,6 +144,8 @@ class Supervisor:
                     if isinstance(deed, End):
                         await self._end_mending()
                         return deed.status
+                    if isinstance(deed, Wait) and _is_well(seen):
+                        self._lost.clear()  # it was only silent, and answers again
                     self._tell_of_others(unanswered(seen))
                     self._do(deed, seen)
                     await asyncio.sleep(LOOK_EVERY_S)
@@ -149,7 +155,7 @@ class Supervisor:
 
     def _tell_of_others(self, silent: frozenset[str]) -> None:
         """Gym servers that the stack does not start: say once that they are gone, or back."""
-        servers = {server.name: server for server in self._settings.servers}
+        servers = {server.name: server for server in self.settings.servers}
         for name in sorted(silent - self._unanswered):
             self._chronicle.tell(
                 "unanswered",
@@ -202,7 +208,7 @@ class Supervisor:
     async def _revive(self, actors: tuple[str, ...]) -> None:
         await self._mended(
             ", ".join(actors),
-            lambda: ray_side.start_stateless(self._settings, self.incarnation),
+            lambda: ray_side.start_stateless(self.settings, self.incarnation),
         )
 
     async def _mended(self, name: str, start: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -263,25 +269,25 @@ class Supervisor:
             await asyncio.gather(before, return_exceptions=True)
         await asyncio.sleep(wait_s)
         began = time.monotonic()
-        config = self._settings.job_config()
-        has_snapshot = await asyncio.to_thread(job_runs.has_snapshot_on_line, config)
         with_ray = self._drivers() if deed.ray_is_lost else set()
         if names := gone | with_ray:
             self._chronicle.tell("starting", f"starting {', '.join(sorted(names))}")
         # What is missing by then: a machine's processes do not end in one instant, and somebody
         # else may have started some.
         await self._mender.restart(
-            *sorted(with_ray), missing=True, expect_restore=has_snapshot, grace_s=0
+            *sorted(with_ray), missing=True, expect_restore=await self._has_snapshot(), grace_s=0
         )
         self._to_start = frozenset()
         if deed.ray_is_lost:
-            await self._watch.again(self._settings)
+            await self._watch.again(self.settings)
+        # Asked again: the save that ran when the job was lost may have published meanwhile.
+        has_snapshot = await self._has_snapshot()
         if not has_snapshot:
             self._chronicle.tell(
                 "starting_over", "there is no snapshot: starting over, as a new line"
             )
         begun = await job_runs.begin(
-            self._settings,
+            self.settings,
             self._workload,
             fresh=not has_snapshot,
             shown=self._phases,
@@ -307,6 +313,10 @@ class Supervisor:
             else f"started over as incarnation {begun.incarnation} after {took_s:.1f} s"
         )
 
+    async def _has_snapshot(self) -> bool:
+        config = self.settings.job_config()
+        return await asyncio.to_thread(job_runs.has_snapshot_on_line, config)
+
     def _drivers(self) -> set[str]:
         """Ray and the workers, whose connection is to the Ray that is lost."""
         record = self._mender.stack.record()
@@ -319,7 +329,8 @@ class Supervisor:
         """The controller of the supervised incarnation has answered."""
         self._progress(status)
         lived_s = time.monotonic() - self._alive_since
-        if status.finished > self._finished >= 0 or lived_s > STEADY_S:
+        # A life that is lost goes on for a while, and may finish rollouts: that is no success.
+        if not self._lost and (status.finished > self._finished >= 0 or lived_s > STEADY_S):
             self._in_a_row = 0
         self._finished = status.finished
 
@@ -371,6 +382,11 @@ def backoff_s(tries: int) -> float:
     if tries <= 1:
         return 0.0
     return min(MOST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** (tries - 2))
+
+
+def _is_well(seen: Seen) -> bool:
+    """Whether the supervised incarnation answers, if nothing of it is lost."""
+    return not seen.recovering and seen.status is not None and seen.newest == seen.incarnation
 
 
 def _first_line(error: Exception) -> str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -27,7 +28,7 @@ from temporalio.worker import Interceptor, Worker
 from activities.contract import TASK_QUEUE
 from activities.errors import TypedFailures
 from gym.protocol import TurnpointError
-from workers.errors import NotRunning
+from workers.errors import NotRunning, TemporalRefused
 from workers.settings import Settings
 from workflows import WORKFLOWS
 from workflows.journal import SEARCH_ATTRIBUTES
@@ -60,6 +61,19 @@ async def connect(settings: Settings) -> Client:
             f"no Temporal server answers at {target}: start the stack with `turnpoint up`, or "
             "set TEMPORAL_ADDRESS"
         ) from error
+
+
+@contextmanager
+def typed_refusals() -> Iterator[None]:
+    """Around calls of a connected client.
+
+    Raises:
+        TemporalRefused: One has failed; who supervises the job goes on.
+    """
+    try:
+        yield
+    except RPCError as error:
+        raise TemporalRefused(error.status.name) from None
 
 
 def snapshot_worker(

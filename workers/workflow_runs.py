@@ -30,6 +30,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities.contract import TASK_QUEUE, Progress
 from workers.errors import NotRunning, Refused, WorkerRoomError
+from workers.temporal import typed_refusals
 
 Result = TypeVar("Result", bound=BaseModel)
 Shown = Callable[[Progress], None]
@@ -38,6 +39,8 @@ LOOK_EVERY_S = 0.2
 SILENCE_LIMIT_S = 60.0
 """A worker that was killed is replaced within seconds; nobody waits longer without a word."""
 QUERY_LIMIT = timedelta(seconds=2)
+_PASSES = {RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED}
+"""Temporal is out of reach. The SDK waits 5 to 10 s for it, a restart may take longer."""
 
 
 class WorkflowFailed(WorkerRoomError):
@@ -70,9 +73,11 @@ async def start(
 
     Raises:
         Refused: One of this id runs already.
+        TemporalRefused: Temporal does not take it.
     """
     try:
-        return await client.start_workflow(workflow, given, id=id, task_queue=TASK_QUEUE)
+        with typed_refusals():
+            return await client.start_workflow(workflow, given, id=id, task_queue=TASK_QUEUE)
     except WorkflowAlreadyStartedError:
         raise Refused(f"a workflow {id} runs already; look at it in the Temporal UI") from None
 
@@ -80,10 +85,12 @@ async def start(
 async def follow(
     handle: WorkflowHandle[Any, Any], result_type: type[Result], shown: Shown
 ) -> Result:
-    """Wait for a workflow and show its phases as they go by.
+    """Wait for a workflow and show its phases as they go by, also while Temporal is restarted.
 
     Raises:
         WorkflowFailed: It failed, was cancelled or terminated.
+        NotRunning: For a minute nobody could tell where it stands.
+        TemporalRefused: Temporal does not know it any more.
     """
     ending = asyncio.create_task(handle.result())
     silent_since = time.monotonic()
@@ -98,11 +105,21 @@ async def follow(
                     f"{handle.id}, which goes on by itself once one does; look at `turnpoint "
                     "status` and `turnpoint logs worker_1`"
                 )
-        return result_type.model_validate(ending.result())
+            if _out_of_reach(ending):
+                ending = asyncio.create_task(handle.result())
+        with typed_refusals():
+            return result_type.model_validate(ending.result())
     except WorkflowFailureError as error:
         raise _failed(error, handle.id) from None
     finally:
         ending.cancel()
+
+
+def _out_of_reach(ending: asyncio.Task[Any]) -> bool:
+    if not ending.done() or ending.cancelled():
+        return False
+    error = ending.exception()
+    return isinstance(error, RPCError) and error.status in _PASSES
 
 
 async def progress_of(handle: WorkflowHandle[Any, Any]) -> Progress | None:

@@ -134,6 +134,9 @@ def reason_of(error: BaseException) -> ApplicationError:
     cause: BaseException | None = error
     while isinstance(cause, ActivityError) and cause.cause is not None:
         cause = cause.cause
+    if isinstance(cause, TimeoutError) and isinstance(cause.cause, ApplicationError):
+        # No time was left for another try: what the last one failed with says why.
+        cause = cause.cause
     if isinstance(cause, ApplicationError):
         return ApplicationError(
             cause.message, *cause.details, type=cause.type or "internal", non_retryable=True

@@ -74,7 +74,7 @@ PHASES = [
 ]
 CLAIM_LIMIT = timedelta(minutes=2)
 DISCOVER_LIMIT = timedelta(minutes=10)
-"""Above `restore_wait_s`, which the activity keeps itself and names who is missing."""
+"""Beyond `restore_wait_s`, which the activity keeps itself and names who is missing."""
 LOAD_LIMIT = timedelta(minutes=30)
 RESUME_LIMIT = timedelta(minutes=2)
 ABOUT_THE_SNAPSHOT = {
@@ -175,7 +175,8 @@ class RestoreSnapshot:
 
     async def _discover_capabilities(self) -> DiscoverResult:
         request = DiscoverRequest(**self._carried())
-        return await self._phase("discover_capabilities", request, DiscoverResult, DISCOVER_LIMIT)
+        limit = DISCOVER_LIMIT + timedelta(seconds=self._claimed.restore_wait_s)
+        return await self._phase("discover_capabilities", request, DiscoverResult, limit)
 
     async def _select_snapshot(self, found: DiscoverResult, unusable: list[str]) -> SelectResult:
         request = SelectRequest(

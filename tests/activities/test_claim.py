@@ -143,6 +143,7 @@ async def test_a_live_job_is_replaced_only_after_the_claim(cluster: Cluster, sil
     cluster.controller = DeadlineExceeded("no answer") if silent else live
     claimed = await cluster.claim(replace=True)
     assert claimed.incarnation == 2
+    assert claimed.restore_wait_s == cluster.config.restore_wait_s
     assert cluster.done == ["kill_actors"]
 
 

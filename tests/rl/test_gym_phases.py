@@ -33,6 +33,7 @@ from rl.errors import NotHeld
 from rl.fleet import Fleet
 from rl.gym_desk import GymDesk
 from tests.rl.gym_fakes import FakeFleet, fake_fleet
+from workflows.restore_snapshot import ABOUT_THE_SNAPSHOT
 
 CHECKPOINT = "checkpoint-1"
 SHA = "0" * 64
@@ -465,6 +466,34 @@ async def test_the_inventory_is_that_of_exactly_one_commit(fakes: FakeFleet, fle
     assert set(inventory.storage) == {"policy_model", "judge"}
     with pytest.raises(StaleCheckpoint):
         desk.inventory("another")
+
+
+@pytest.mark.parametrize(
+    ("trouble", "code"), [("silent", "server_unreachable"), ("restarted", "stale_instance")]
+)
+async def test_an_agent_that_does_not_count_its_runs_is_no_fault_of_the_snapshot(
+    fakes: FakeFleet, fleet: Fleet, monkeypatch: pytest.MonkeyPatch, trouble: str, code: str
+) -> None:
+    """It dies, or is slow, right after it has restored its part.
+
+    Break: rl/gym_desk.py: say that the inventories disagree; an intact snapshot is then given up
+    for an older one.
+    """
+    monkeypatch.setattr(restore_phases, "PATIENCE_S", 0.3)
+
+    async def restored(body: dict) -> dict:
+        answer = fakes["agent_b"].default("restore", body)
+        if trouble == "silent":
+            fakes["agent_b"].hang("status")
+        else:
+            fakes["agent_b"].fail("status", *[StaleInstance("another life")] * 99)
+        return answer
+
+    fakes["agent_b"].scripts["restore"] = restored
+    with pytest.raises(TurnpointError) as caught:
+        await GymDesk(fleet).restore("restore-1", CHECKPOINT, Path("/s"), [])
+    assert (caught.value.code, caught.value.participant) == (code, "agent_b")
+    assert caught.value.code not in ABOUT_THE_SNAPSHOT
 
 
 async def test_renewing_before_all_kinds_are_prepared_counts_as_held(

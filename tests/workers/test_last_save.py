@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from activities.contract import SaveOutcome, SaveResult
+from activities.contract import PhaseReport, Progress, SaveOutcome, SaveResult
+from rl.snapshot_folder import SnapshotFolder
 from workers import job_runs
 from workers.job_runs import NotNow
 from workers.last_save import last_save
 from workers.settings import Settings, load_settings
-from workers.workflow_runs import WorkflowFailed
+from workers.workflow_runs import Shown, WorkflowFailed
 
 PUBLISHED = SaveResult(outcome=SaveOutcome.PUBLISHED, checkpoint_id="c", snapshot="snapshot_000004")
 
@@ -80,6 +81,24 @@ async def test_the_grace_period_is_kept(
     assert time.monotonic() - began < 2
     assert saved.outcome == "not_finished"
     assert "goes on in Temporal" in (saved.reason or "")
+
+
+@pytest.mark.parametrize(("phase", "told"), [("publish_snapshot", True), ("cut_rl_state", False)])
+async def test_a_snapshot_that_is_there_is_told_though_the_save_still_prunes(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, phase: str, told: bool
+) -> None:
+    """Deleting old ones may take long. Break: workers/last_save.py: wait for it in any case."""
+
+    async def save(_: Any, __: Any, shown: Shown, started: Callable[[str], None]) -> None:
+        started("demo/save/x")
+        shown(Progress(phase=None, done=[PhaseReport(phase=phase, ms=1)]))
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(job_runs, "save", save)
+    monkeypatch.setattr(SnapshotFolder, "snapshots", lambda _: ["snapshot_000004"])
+    saved = await last_save(settings, 0.1, lambda _: None)
+    assert saved.outcome == ("published" if told else "not_finished")
+    assert saved.snapshot == "snapshot_000004"
 
 
 async def test_a_save_that_never_started_does_not_go_on(

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from activities.contract import PhaseReport, Progress, RestoreInput, RestoreResu
 from gym.protocol import Capabilities, Kind, Mode, Phase
 from rl import incarnations
 from workers import job_runs, mending
+from workers.errors import StackBusy
 from workers.mending import Mender
 from workers.settings import Settings, load_settings
 from workers.stack import Stack
@@ -209,3 +212,37 @@ async def test_servers_of_the_line_that_was_left_are_restarted_closed(given: Giv
     given.servers["counter"] = server(Phase.CLOSED, None)
     assert await Mender(given.settings).bring_gym_into(Phase.CLOSED, CLAIMED)
     assert given.restarted == [(("policy_model", "simple_agent"), False)]
+
+
+async def test_of_several_restarts_that_wait_each_is_known_to_be_under_way(
+    given: Given, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is being started is never seen as gone, whoever else waits for the stack.
+
+    Break: workers/mending.py: let all that have waited for one begin at once.
+    """
+    monkeypatch.undo()
+    monkeypatch.setattr(Stack, "record", lambda _: given)
+    at_once: list[bool] = []
+    running = threading.Lock()
+
+    def restart(*_: object, **__: object) -> None:
+        if not running.acquire(blocking=False):
+            raise StackBusy("another command starts or stops the stack")
+        try:
+            time.sleep(0.1)
+        finally:
+            running.release()
+
+    monkeypatch.setattr(Stack, "restart", restart)
+    mender = Mender(given.settings)
+
+    async def watched() -> None:
+        while True:
+            at_once.append(running.locked() and not mender.busy)
+            await asyncio.sleep(0.01)
+
+    watching = asyncio.create_task(watched())
+    await asyncio.gather(*(mender.restart(name) for name in NAMES))
+    watching.cancel()
+    assert not any(at_once)

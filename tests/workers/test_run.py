@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +14,17 @@ import pytest
 from tests.workers.conftest import Began
 from tests.workers.test_supervision import seen, sighting, status
 from workers import cli, cli_run, job_runs
+from workers.chronicle import LastSave
 from workers.cli_output import EXIT_OK, EXIT_REFUSED, EXIT_TERMINATED
+from workers.errors import StackBusy
 from workers.job_sighting import JobSighting
 from workers.lookout import Lookout
 from workers.mending import Mender
+from workers.settings import Settings
+from workers.stack import Stack
 from workers.supervision import Seen
+
+LOG = Path(".turnpoint/logs/supervisor.log")
 
 
 @pytest.mark.parametrize("words", [[], ["--detach"]])
@@ -105,3 +112,79 @@ def test_sigterm_while_the_job_is_brought_back_saves_nothing_and_says_so(
         "snapshot": None,
         "reason": "the job was not running at that moment",
     }
+
+
+class Terminated:
+    """A job that runs until its SIGTERM; `down` meets a stack that is busy, again and again."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.busy = 0
+        self.let_go: list[Mender] = []
+        self.now: Settings | None = None
+        self.saved_with: list[Settings] = []
+        for name, value in (
+            ("CONTROL_TOKEN", "t" * 40),
+            ("POLICY_URL", "http://127.0.0.1:1/v1"),
+            ("GENERATION_PORT", "1"),
+        ):
+            monkeypatch.setenv(f"TURNPOINT_{name}", value)
+
+        async def begin(*_: Any, **__: Any) -> job_runs.Begun:
+            return job_runs.Begun(incarnation=3, restored=None)
+
+        async def look(lookout: Lookout, *_: Any, **__: Any) -> Seen:
+            lookout.settings = self.now = lookout.settings.model_copy(
+                update={"temporal_address": "127.0.0.1:2"}
+            )
+            os.kill(os.getpid(), signal.SIGTERM)
+            return seen()
+
+        async def save(settings: Settings, *_: Any) -> LastSave:
+            self.saved_with.append(settings)
+            return LastSave(outcome="published", snapshot="snapshot_000004")
+
+        def down(_: Stack) -> int:
+            self.busy -= 1
+            if self.busy >= 0:
+                raise StackBusy("another command starts or stops the stack")
+            return 9
+
+        monkeypatch.setattr(job_runs, "begin", begin)
+        monkeypatch.setattr(Lookout, "look", look)
+        monkeypatch.setattr(cli_run, "last_save", save)
+        monkeypatch.setattr(cli_run, "BUSY_PAUSE_S", 0.01)
+        monkeypatch.setattr(Stack, "down", down)
+        monkeypatch.setattr(Mender, "let_go", lambda mender: self.let_go.append(mender))
+
+
+@pytest.fixture
+def terminated(look: list[JobSighting], monkeypatch: pytest.MonkeyPatch) -> Terminated:
+    look.append(sighting(None))
+    return Terminated(monkeypatch)
+
+
+def test_sigterm_while_a_process_is_started_again_stops_the_stack_all_the_same(
+    terminated: Terminated, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its start holds the stack. Break: workers/cli_run.py: end with StackBusy, all left up."""
+    terminated.busy = 3
+    assert cli.run(["run", "--json", "--down"]) == EXIT_TERMINATED
+    assert json.loads(capsys.readouterr().out)["last_save"]["outcome"] == "published"
+    assert "the stack is stopped (9 processes)" in LOG.read_text()
+    assert len(terminated.let_go) == 2  # the first start's, the supervisor's
+
+
+def test_a_stack_that_stays_busy_is_left_up_and_said_to_be(
+    terminated: Terminated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli_run, "DOWN_S", 0.05)
+    terminated.busy = 1_000_000
+    assert cli.run(["run", "--json", "--down"]) == EXIT_TERMINATED
+    assert "the stack stays up" in LOG.read_text()
+
+
+def test_the_last_save_is_made_where_the_stack_is_now(terminated: Terminated) -> None:
+    """It was killed and started again. Break: workers/cli_run.py: save at the first addresses."""
+    assert cli.run(["run", "--json"]) == EXIT_TERMINATED
+    assert terminated.now is not None
+    assert terminated.saved_with == [terminated.now]

@@ -16,7 +16,7 @@ from rl.messages import Workload
 from tests.workers.test_supervision import GYM, WELL, seen, sighting, status
 from workers import job_runs, supervisor
 from workers.chronicle import Chronicle
-from workers.errors import NotRunning, Stopped
+from workers.errors import NotRunning, ProcessFailed, Stopped
 from workers.lookout import Lookout
 from workers.mending import Mender
 from workers.ray_side import JobWatch
@@ -79,7 +79,9 @@ class Given:
         self._monkeypatch = monkeypatch
         self._settings = settings
 
-    async def run(self, look: Callable[[bool], Seen]) -> Any:
+    async def run(self, look: Callable[..., Any]) -> Any:
+        """Look by a function of whether a recovery is under way, or by one in `Lookout`'s place."""
+
         async def given(
             _: Lookout, __: Any, ___: int, *, recovering: bool, starting: Collection[str]
         ) -> Seen:
@@ -87,7 +89,8 @@ class Given:
             seen = look(recovering)
             return replace(seen, gone=seen.gone.difference(starting))
 
-        self._monkeypatch.setattr(Lookout, "look", given)
+        in_its_place = asyncio.iscoroutinefunction(look)
+        self._monkeypatch.setattr(Lookout, "look", look if in_its_place else given)
         return await Supervisor(
             self._settings,
             Workload(dataset=Path("/rows.jsonl")),
@@ -127,6 +130,24 @@ async def test_without_a_snapshot_it_starts_over_and_says_so(given: Given) -> No
     assert [event.what for event in given.chronicle.events] == ["started_over"]
 
 
+async def test_a_save_that_publishes_while_the_job_is_brought_back_is_restored(
+    given: Given, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server dies while the first save of the job is being published.
+
+    Break: workers/supervisor.py: go by what was on disk when the loss was noticed; all is lost.
+    """
+    given.has_snapshot = False
+
+    async def restart(*_: Any, **__: Any) -> None:
+        given.has_snapshot = True
+
+    monkeypatch.setattr(Mender, "restart", restart)
+    await given.run(in_turn(given, iter([LOST, FINISHED])))
+    assert given.began[0]["fresh"] is False
+    assert [event.what for event in given.chronicle.events] == ["restored"]
+
+
 async def test_a_recovery_that_fails_is_tried_again_after_a_printed_wait(given: Given) -> None:
     given.outcomes = [NotRunning("no Temporal"), NotRunning("no Temporal")]
     await given.run(in_turn(given, iter([LOST, LOST, LOST, FINISHED])))
@@ -141,6 +162,41 @@ async def test_recoveries_that_get_nowhere_end_at_last(given: Given) -> None:
     with pytest.raises(GivenUp, match="got nowhere"):
         await given.run(lambda recovering: seen(recovering=True) if recovering else LOST)
     assert len(given.began) == GIVE_UP_AFTER
+
+
+@pytest.mark.parametrize("finished", [0, 1])
+async def test_what_is_left_of_a_lost_life_does_not_count_as_a_success(
+    given: Given, monkeypatch: pytest.MonkeyPatch, finished: int
+) -> None:
+    """Its server cannot be started, and its controller answers, finishing rollouts of others.
+
+    Break: workers/supervisor.py: begin to count again at each answer; no wait, and no end of it.
+    """
+    monkeypatch.setattr(supervisor, "STEADY_S", 60 if finished else 0)
+    tries = 0
+
+    async def restart(*_: Any, **__: Any) -> None:
+        nonlocal tries
+        tries += 1
+        if tries > 2 * GIVE_UP_AFTER:
+            raise Stopped("it would go on for ever")
+        raise ProcessFailed("counter has ended")
+
+    monkeypatch.setattr(Mender, "restart", restart)
+    rollouts = 0
+
+    async def look(lookout: Lookout, *_: Any, recovering: bool, **__: Any) -> Seen:
+        nonlocal rollouts
+        await asyncio.sleep(0.001)
+        rollouts += finished
+        lookout._saw(status(finished=rollouts))
+        return seen(recovering=True) if recovering else LOST
+
+    with pytest.raises(GivenUp, match="got nowhere"):
+        await given.run(look)
+    assert tries == GIVE_UP_AFTER
+    waits = [line.rpartition(" back ")[2] for line in given.told if "bringing" in line]
+    assert waits[:3] == ["now", "in 0.001 s", "in 0.002 s"]
 
 
 async def test_what_no_repetition_mends_is_not_repeated(given: Given) -> None:

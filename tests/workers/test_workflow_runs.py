@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
-from temporalio.client import WorkflowFailureError, WorkflowQueryRejectedError
+from temporalio.client import Client, WorkflowFailureError, WorkflowQueryRejectedError
 from temporalio.exceptions import ApplicationError, CancelledError, FailureError, TerminatedError
+from temporalio.service import RPCError, RPCStatusCode
 
-from activities.contract import SaveResult
-from workers.workflow_runs import WorkflowFailed, follow
+from activities.contract import SaveInput, SaveOutcome, SaveResult
+from rl.messages import Workload
+from workers import job_runs, ray_side, workflow_runs
+from workers.errors import NotRunning, TemporalRefused
+from workers.settings import load_settings
+from workers.workflow_runs import WorkflowFailed, follow, start
 
 
 class Ended:
@@ -45,3 +51,75 @@ async def test_who_follows_is_told_how_a_workflow_was_ended_and_why(
     assert caught.value.code == code
     assert said in str(caught.value) and "demo/save/1" in str(caught.value)
     assert "secret" not in str(caught.value)
+
+
+class OutOfReach(Ended):
+    """A handle whose Temporal fails the calls that wait for the result, then tells it."""
+
+    def __init__(self, *statuses: RPCStatusCode) -> None:
+        self._statuses = list(statuses)
+
+    async def result(self) -> Any:
+        if self._statuses:
+            raise RPCError("secret", self._statuses.pop(0), b"")
+        return {"outcome": "published", "checkpoint_id": "c"}
+
+
+async def test_a_temporal_that_is_restarted_ends_no_following() -> None:
+    """The SDK gives up after 5 to 10 s. Break: workers/workflow_runs.py: let its error rise."""
+    statuses = [RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED]
+    result = await follow(OutOfReach(*statuses), SaveResult, lambda _: None)  # type: ignore[arg-type]
+    assert result.outcome is SaveOutcome.PUBLISHED
+
+
+async def test_a_temporal_that_has_lost_the_workflow_is_a_typed_error() -> None:
+    """Break: workers/workflow_runs.py: wait on for what will not come, or let an RPCError rise."""
+    handle = OutOfReach(RPCStatusCode.NOT_FOUND)
+    with pytest.raises(TemporalRefused, match="NOT_FOUND") as caught:
+        await follow(handle, SaveResult, lambda _: None)  # type: ignore[arg-type]
+    assert "secret" not in str(caught.value)
+
+
+async def test_nobody_waits_for_ever_for_a_temporal_that_stays_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(workflow_runs, "SILENCE_LIMIT_S", 0.05)
+    handle = OutOfReach(*[RPCStatusCode.UNAVAILABLE] * 1_000_000)
+    with pytest.raises(NotRunning, match="goes on by itself"):
+        await follow(handle, SaveResult, lambda _: None)  # type: ignore[arg-type]
+
+
+async def test_a_start_that_temporal_does_not_take_is_a_typed_error() -> None:
+    """A supervisor tries again after it. Break: workers/workflow_runs.py: let the RPCError rise."""
+
+    class Away:
+        async def start_workflow(self, *_: Any, **__: Any) -> None:
+            raise RPCError("secret", RPCStatusCode.UNAVAILABLE, b"")
+
+    with pytest.raises(TemporalRefused, match="UNAVAILABLE"):
+        await start(cast(Client, Away()), "SaveSnapshot", SaveInput(job_id="demo"), "demo/save/1")
+
+
+async def test_a_job_that_began_is_no_untyped_error_for_its_schedule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who supervises adopts the job then. Break: workers/job_runs.py: let the RPCError rise."""
+
+    async def begun(*_: Any, **__: Any) -> Any:
+        return 2
+
+    async def away(*_: Any) -> None:
+        raise RPCError("secret", RPCStatusCode.UNAVAILABLE, b"")
+
+    monkeypatch.setattr(ray_side, "start_fresh", begun)
+    monkeypatch.setattr(job_runs, "connect", begun)
+    monkeypatch.setattr(job_runs, "set_schedule", away)
+    settings = load_settings(
+        state_dir=tmp_path,
+        servers=[{"name": "counter", "kind": "resource", "url": "http://127.0.0.1:1"}],
+        policy_url="http://127.0.0.1:1/v1",
+        generation_port=1,
+    )
+    workload = Workload(dataset=Path("/rows.jsonl"))
+    with pytest.raises(TemporalRefused):
+        await job_runs.begin(settings, workload, fresh=True, shown=lambda _: None)
