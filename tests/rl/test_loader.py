@@ -90,7 +90,7 @@ def test_a_row_that_could_not_be_sent_is_refused_before_the_job_runs(
     path = dataset(tmp_path, 1)
     with path.open("a") as file:
         file.write(f'{{"responses_create_params": {{"input": "secret"}}, "more": {value}}}\n')
-    with pytest.raises(DatasetInvalid, match="rows.jsonl:2: not JSON") as caught:
+    with pytest.raises(DatasetInvalid, match=r"rows\.jsonl:2: not JSON") as caught:
         Loader.open(_workload(path))
     assert "secret" not in str(caught.value)
 
