@@ -134,13 +134,14 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """Run the program's arguments, and end the process (see `workers.__main__`)."""
-    code = run(sys.argv[1:])
+    code = EXIT_FAILED
     try:
+        code = run(sys.argv[1:])
         flush()
     except BrokenPipeError:
         pass  # `turnpoint list | head -1`: its reader has what it wants
     except OSError:
-        code = code or EXIT_FAILED  # nobody was told of the result
+        code = code or EXIT_FAILED  # a full disk: nobody was told of the result
     # Not sys.exit: with Temporal's runtime loaded, the interpreter's own shutdown can abort
     # (SIGABRT, sdk-python issue 300) and would replace the exit code.
     os._exit(code)
