@@ -176,7 +176,9 @@ def origin(job_folder: Path, incarnation: int) -> Origin | None:
         return None
     except ValidationError:
         raise IncarnationDamaged(
-            "the record does not parse", participant=path.name, details={"file": path.name}
+            f"this file below {FOLDER}/ does not parse: put it back from a copy of the folder",
+            participant=path.name,
+            details={"file": path.name},
         ) from None
 
 

@@ -231,7 +231,10 @@ def _read(path: Path) -> tuple[dict[int, dict[str, Any]], str]:
 def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except ValueError:  # its text would quote the row
+        # As it is sent to an agent: what Python reads besides JSON (NaN, half a character, a
+        # number beyond all) would fail there, when the job runs.
+        json.dumps(row, allow_nan=False, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):  # its text would quote the row
         raise DatasetInvalid(f"{path}:{number}: not JSON") from None
     try:
         _Row.model_validate(row)

@@ -26,6 +26,7 @@ MANIFEST = "manifest.json"
 BOOTSTRAP = "bootstrap"
 """Trainer anchor before the first trainer checkpoint."""
 _SEALS = ("sha256", "hmac")
+_KEY = "put the key back, or unset it: then only damage is found"
 _Raw = bytes  # within the model, `bytes` is a property: the word that results and tables use
 
 
@@ -76,9 +77,9 @@ def read_key(config: SnapshotPlace) -> bytes | None:
     try:
         key = config.snapshot_key_file.read_bytes().strip()
     except OSError as error:
-        raise FolderError(f"snapshot_key_file cannot be read: {_errno(error)}") from None
+        raise FolderError(f"snapshot_key_file cannot be read ({_errno(error)}); {_KEY}") from None
     if not key:
-        raise FolderError("snapshot_key_file is empty")
+        raise FolderError(f"snapshot_key_file is empty; {_KEY}")
     return key
 
 

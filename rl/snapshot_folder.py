@@ -205,9 +205,12 @@ class SnapshotFolder:
 
         Raises:
             NotFound: There is no such snapshot.
-            SnapshotDamaged: The manifest is missing, damaged or forged.
+            SnapshotDamaged: The manifest is missing, damaged or forged, or it is no folder.
         """
-        return verify_manifest(self._existing(name), self._config.job_id, read_key(self._config))
+        folder = self._existing(name)
+        if folder.is_symlink() or not folder.is_dir():
+            raise damaged(name, ".", "it is not a folder")
+        return verify_manifest(folder, self._config.job_id, read_key(self._config))
 
     def verify(self, name: str) -> SnapshotManifest:
         """Check everything: the manifest, and each file's presence, size and sha256.
@@ -350,7 +353,7 @@ class SnapshotFolder:
 
     def _existing(self, name: str) -> Path:
         folder = self.path / name
-        if not SNAPSHOT.match(name) or folder.is_symlink() or not folder.is_dir():
+        if not SNAPSHOT.match(name) or not os.path.lexists(folder):
             raise self._not_found(name)
         return folder
 

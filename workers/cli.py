@@ -118,6 +118,11 @@ def run(arguments: Sequence[str]) -> int:
     except TurnpointError as error:
         output.error(error.code, str(error))
         return _EXIT_CODE_OF.get(error.code, EXIT_FAILED)
+    except OSError as error:
+        where = error.filename or "a file, or the current folder"
+        why = error.strerror or type(error).__name__
+        output.error("os_error", f"{where}: {why}; look at that path and who may use it")
+        return EXIT_FAILED
     except RPCError as error:
         refused = TemporalRefused(error.status.name)
         output.error(refused.code, str(refused))
@@ -126,8 +131,14 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """Run the program's arguments, and end the process (see `workers.__main__`)."""
-    code = run(sys.argv[1:])
-    flush()
+    code = EXIT_FAILED
+    try:
+        code = run(sys.argv[1:])
+        flush()
+    except BrokenPipeError:
+        pass  # `turnpoint list | head -1`: its reader has what it wants
+    except OSError:
+        code = code or EXIT_FAILED  # a full disk: nobody was told of the result
     # Not sys.exit: with Temporal's runtime loaded, the interpreter's own shutdown can abort
     # (SIGABRT, sdk-python issue 300) and would replace the exit code.
     os._exit(code)

@@ -9,8 +9,8 @@ from rich import filesize
 from rich.console import Group
 from rich.table import Table
 
-from gym.protocol import DigestMismatch, TurnpointError
-from rl.errors import SnapshotDamaged
+from gym.protocol import DigestMismatch
+from rl.errors import NotFound, SnapshotDamaged
 from rl.manifest import SnapshotManifest
 from rl.snapshot_folder import SnapshotFolder
 from workers.cli_output import EXIT_FAILED, Output
@@ -143,7 +143,7 @@ def _named(folder: SnapshotFolder, wanted: str) -> str:
 def _row(folder: SnapshotFolder, name: str) -> dict[str, Any]:
     try:
         manifest: SnapshotManifest = folder.manifest(name)
-    except TurnpointError as error:
+    except (SnapshotDamaged, NotFound) as error:  # a key that cannot be read damages none
         return {"snapshot": name, "damaged": str(error)}
     row = manifest.model_dump(
         mode="json", include={"snapshot", "name", "incarnation", "created_at", "counts"}

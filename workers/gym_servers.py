@@ -43,6 +43,20 @@ OWN = (MODEL, AGENT, RESOURCE)
 """The servers of a stack whose settings name none."""
 
 
+def absolute(path: Path) -> Path:
+    """A configured path, whatever the current folder is later.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if "\0" in str(path):
+        raise ValueError("a path cannot hold a NUL character")
+    try:
+        return path.expanduser().absolute()
+    except RuntimeError:
+        raise ValueError(f"no home folder is known for {path.parts[0]}") from None
+
+
 class GymServer(ServerConfig):
     """One Gym server, and how it is started."""
 
@@ -54,7 +68,7 @@ class GymServer(ServerConfig):
     @field_validator("folder")
     @classmethod
     def _absolute(cls, folder: Path | None) -> Path | None:
-        return folder and folder.expanduser().absolute()
+        return folder and absolute(folder)
 
     @model_validator(mode="after")
     def _can_be_started(self) -> GymServer:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict
-from temporalio.client import Client
+from temporalio.client import Client, WorkflowHandle
 
 from activities.contract import (
     Progress,
@@ -52,7 +52,8 @@ REFUSALS = {
     *("unchanged", "weights_syncing", "checkpoint_running", "restore_not_finished"),
     *("data_plane_busy", "no_space", "server_unfit", "job_finished", "job_alive"),
 }
-"""Failure types that say "not now" rather than "it went wrong": exit code 3."""
+"""Failure types that say "not now" rather than "it went wrong": exit code 3, unless something
+had been done by then."""
 
 
 def _nobody(workflow_id: str) -> None:
@@ -163,7 +164,7 @@ async def save(
     id = workflow_id(given.job_id, "save", given.name)
     handle = await start(client, "SaveSnapshot", given, id)
     started(id)
-    return await _telling_refusals(follow(handle, SaveResult, shown))
+    return await _telling_refusals(handle, follow(handle, SaveResult, shown))
 
 
 async def prune(settings: Settings, given: PruneInput, shown: Shown) -> PruneResult:
@@ -175,7 +176,7 @@ async def prune(settings: Settings, given: PruneInput, shown: Shown) -> PruneRes
     """
     client = await connect(settings)
     handle = await start(client, "PruneSnapshots", given, workflow_id(given.job_id, "prune"))
-    return await _telling_refusals(follow(handle, PruneResult, shown))
+    return await _telling_refusals(handle, follow(handle, PruneResult, shown))
 
 
 async def restore(
@@ -221,7 +222,7 @@ async def restore(
         return progress is not None and _waits_for_servers(progress) is not None
 
     following = asyncio.create_task(
-        _telling_refusals(follow(handle, RestoreResult, looked)), name="follow-restore"
+        _telling_refusals(handle, follow(handle, RestoreResult, looked)), name="follow-restore"
     )
     try:
         brought = False
@@ -296,10 +297,20 @@ async def demand_no_job(settings: Settings) -> None:
         )
 
 
-async def _telling_refusals(following: Coroutine[Any, Any, Result]) -> Result:
+async def _telling_refusals(
+    handle: WorkflowHandle[Any, Any], following: Coroutine[Any, Any, Result]
+) -> Result:
     try:
         return await following
     except WorkflowFailed as error:
-        if error.type in REFUSALS:
+        if error.type in REFUSALS and not _had_begun(await progress_of(handle)):
             raise NotNow(error.type, str(error)) from None
         raise
+
+
+def _had_begun(progress: Progress | None) -> bool:
+    """Whether a workflow that failed was past its first step: the pause, or a claimed job.
+
+    The same type may come from either: a disk is full before the pause, and in it.
+    """
+    return progress is not None and (progress.incarnation is not None or len(progress.done) > 1)

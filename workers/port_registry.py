@@ -11,7 +11,6 @@ or the command that starts it is alive, so nothing needs to be cleaned up after 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import tempfile
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from workers.processes import live_stacks
 
@@ -78,11 +77,19 @@ def port_registry(path: Path | None = None) -> Iterator[Registry]:
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     with os.fdopen(handle, "r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        registry = Registry(_NOTES.validate_python(json.loads(file.read() or b"[]")))
+        registry = Registry(_read(file.read()))
         yield registry
         file.seek(0)
         file.write(registry.encoded())
         file.truncate()
+
+
+def _read(content: bytes) -> list[_Note]:
+    """The notes; none where a crash or a full disk left half a file: a bind still finds most."""
+    try:
+        return _NOTES.validate_json(content or b"[]")
+    except ValidationError:
+        return []
 
 
 def _is_starting(note: _Note) -> bool:

@@ -35,7 +35,7 @@ from gym.protocol import Kind
 from gym.protocol.records import BaseUrl, ServerName
 from rl.messages import JobConfig, JobId, SaveSettings, Seconds, SnapshotPlace
 from workers.errors import SettingsError, no_stack
-from workers.gym_servers import Servers
+from workers.gym_servers import GymServer, Servers, absolute
 from workers.settings_places import Places, nearest, not_json, refuse_unknown_variables
 from workers.settings_sources import (
     CONFIG_FILE,
@@ -146,7 +146,7 @@ class Settings(BaseSettings):
     @field_validator("state_dir", "snapshot_root", "control_token_file", "snapshot_key_file")
     @classmethod
     def _absolute(cls, path: Path | None) -> Path | None:
-        return path and path.expanduser().absolute()
+        return path and absolute(path)
 
     @classmethod
     def settings_customise_sources(
@@ -191,14 +191,26 @@ class Settings(BaseSettings):
 
         Raises:
             NotRunning: No stack was started here, and no other place is configured.
+            SettingsError: The environment's snapshot key is not the one in the key's file.
         """
         if self.snapshot_root is None:
             self.demand_fleet()
         return SnapshotPlace(
             job_id=self.job_id,
             snapshot_root=self.snapshots,
-            snapshot_key_file=self.key_file if self.key_file.exists() else None,
+            snapshot_key_file=self._seal_file(),
         )
+
+    def _seal_file(self) -> Path | None:
+        """File of the snapshot key; one that is configured counts though it is missing."""
+        path, given = self.key_file, self.snapshot_key
+        if given and not _holds(path, given.get_secret_value()):
+            raise SettingsError(
+                f"snapshot_key: {path} does not hold the value of the environment variable "
+                f"{ENV_PREFIX}SNAPSHOT_KEY, and that file alone is used; remove one of them "
+                "(`turnpoint up`, or `python -m workers.key_files`, makes the file)"
+            )
+        return path if self.snapshot_key_file is not None or path.exists() else None
 
     def job_config(self) -> JobConfig:
         """What every process of the job knows about it.
@@ -235,10 +247,17 @@ class Settings(BaseSettings):
 
         Raises:
             NotRunning: No stack was started here, and nothing else is configured.
+            SettingsError: What the environment says cannot be read.
         """
         if self.temporal_address is not None:
             return ClientConnectConfig(target_host=self.temporal_address, namespace="default")
-        connection = ClientConfig.load_client_connect_config()
+        try:
+            connection = ClientConfig.load_client_connect_config()
+        except (RuntimeError, OSError):  # the text may show a line of the file, its key perhaps
+            raise SettingsError(
+                "Temporal's own configuration cannot be read: look at the variables TEMPORAL_... "
+                "(TEMPORAL_CONFIG_FILE, TEMPORAL_PROFILE, TEMPORAL_TLS_...) and the files they name"
+            ) from None
         if "target_host" not in connection:
             self.demand_fleet()
         connection.setdefault("target_host", "127.0.0.1:7233")
@@ -304,12 +323,24 @@ def load_settings(*, attach: bool = True, **flags: Any) -> Settings:
         raise SettingsError("; ".join(_sentence(item, places) for item in error.errors())) from None
     except SourceError as error:
         raise SettingsError(not_json(error, Settings.model_fields)) from None
+    except RecursionError:
+        raise SettingsError(
+            f"an environment variable {ENV_PREFIX}... is nested too deeply"
+        ) from None
+
+
+def _holds(path: Path, value: str) -> bool:
+    try:
+        return path.read_bytes().strip() == value.strip().encode()
+    except OSError:
+        return False
 
 
 def _sentence(item: Any, places: Places) -> str:
     key = ".".join(str(part) for part in item["loc"])
     where = places.of(item["loc"])
-    if item["type"] == "extra_forbidden" and len(item["loc"]) == 1:
-        allowed = f"allowed: {', '.join(sorted(Settings.model_fields))}"
-        return f"{key}: no such key in {where}{nearest(key, Settings.model_fields)}; {allowed}"
+    if item["type"] == "extra_forbidden":
+        known = Settings.model_fields if len(item["loc"]) == 1 else GymServer.model_fields
+        near = nearest(str(item["loc"][-1]), known)
+        return f"{key}: no such key in {where}{near}; allowed: {', '.join(sorted(known))}"
     return f"{key}: {item['msg'].removeprefix('Value error, ')} ({where})"

@@ -41,8 +41,8 @@ def refuse_unknown_variables(keys: Collection[str]) -> None:
     unknown = [
         name
         for name in sorted(os.environ)
-        if name.startswith(ENV_PREFIX)
-        and name.removeprefix(ENV_PREFIX) not in known
+        if name.upper().startswith(ENV_PREFIX)  # pydantic-settings reads `turnpoint_lease_s` too
+        and name.upper().removeprefix(ENV_PREFIX) not in known
         and not _OF_KUBERNETES.search(name)
     ]
     if unknown:
@@ -81,9 +81,9 @@ class Places:
         """Read the files again; an error is about to be told."""
         self._flags = flags
         self._environment = {
-            name.removeprefix(ENV_PREFIX).lower(): _parsed(value)
+            name.upper().removeprefix(ENV_PREFIX).lower(): _parsed(value)
             for name, value in os.environ.items()
-            if name.startswith(ENV_PREFIX)
+            if name.upper().startswith(ENV_PREFIX)
         }
         self._file = ConfigFile(kind)()
         self._stack: dict[str, Any] = {}
@@ -120,5 +120,5 @@ def _has(values: Any, loc: tuple[int | str, ...]) -> bool:
 def _parsed(value: str) -> Any:
     try:
         return json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return value

@@ -6,6 +6,7 @@ Guarantees: no secret is taken from `turnpoint.toml`; a file that cannot be read
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,14 @@ class ConfigFile(TomlConfigSettingsSource):
     def __init__(self, kind: type[BaseSettings]) -> None:
         """Read the file, if there is one."""
         path = Path(CONFIG_FILE).absolute()
+        if os.path.lexists(path) and not path.is_file():  # it would be passed over in silence
+            raise SettingsError(f"{path} cannot be read: it is not a file")
         try:
             super().__init__(kind)
         except tomllib.TOMLDecodeError as error:
             raise SettingsError(f"{path} is not TOML: {error}") from None
+        except RecursionError:
+            raise SettingsError(f"{path} is not TOML: it is nested too deeply") from None
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or "it is not UTF-8"
             raise SettingsError(f"{path} cannot be read: {why}") from None
@@ -61,18 +66,28 @@ class StackFile(PydanticBaseSettingsSource):
             folder = ConfigFile(self.settings_cls)().get(
                 "state_dir", self.settings_cls.model_fields["state_dir"].default
             )
-        return Path(folder).expanduser() / STACK_FILE
+        # What is no path, or of no known user, is refused where the key is checked.
+        return Path(os.path.expanduser(folder if isinstance(folder, (str, Path)) else "")) / (
+            STACK_FILE
+        )
 
     def __call__(self) -> dict[str, Any]:
         """The settings in it."""
         path = self.path
         try:
-            found: dict[str, Any] = json.loads(path.read_bytes())["settings"]
+            found = json.loads(path.read_bytes())["settings"]
         except FileNotFoundError:
             return {}
-        except (ValueError, KeyError, TypeError, OSError):
+        except OSError as error:
+            raise SettingsError(
+                f"state_dir: {path.absolute()} cannot be read ({error.strerror}); mend that, or "
+                "give another folder with --state-dir"
+            ) from None
+        except (ValueError, KeyError, TypeError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
             raise SettingsError(
                 f"{path.absolute()} cannot be read as a stack's record; remove it, and "
                 "`turnpoint up` makes one"
-            ) from None
+            )
         return found

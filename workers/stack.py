@@ -41,6 +41,7 @@ from workers.settings import SECRETS, STACK_FILE, Settings
 from workers.stack_parts import (
     Part,
     child_environment,
+    demand_known_names,
     fixed_ports,
     parts,
     port_keys,
@@ -122,6 +123,7 @@ class Stack:
         Raises:
             Refused: Processes of this stack are running.
             PortInUse: A fixed port is held by somebody else.
+            SettingsError: `ports` or `options` name a process that there is not.
             NotRunning, SettingsError: The policy is given as a URL, and is not there.
             ProcessFailed: A process ended or was not ready in time. Everything is stopped.
         """
@@ -131,6 +133,7 @@ class Stack:
                 raise Refused(
                     f"this stack is up ({', '.join(sorted(left))}); end it with `turnpoint down`"
                 )
+            demand_known_names(self._settings)
             demand_policy(self._settings)
             record, settings = self._decide(last, fresh)
             chosen = [

@@ -23,12 +23,14 @@ from gym.protocol.control import BASE_PATH
 from rl.tiny_model import make_tiny_model
 from rl.vllm_command import POLICY_MODEL, vllm_command
 from workers import gym_servers, ray_head, temporal_server
-from workers.gym_servers import GymServer
+from workers.errors import SettingsError
+from workers.gym_servers import NOT_FOR_SERVERS, GymServer
 from workers.key_files import read_key_file
 from workers.policy_defaults import flags_of
 from workers.policy_url import base_url
 from workers.ports import HOST
 from workers.settings import ENV_PREFIX, Settings
+from workers.settings_places import nearest
 
 WORKER_PREFIX = "worker_"
 WORKER_READY = '"event": "ready"'
@@ -80,6 +82,25 @@ def port_keys(settings: Settings) -> dict[str, str]:
     """The settings that demand ports, by name, where it is not `ports.<name>`."""
     urls = {server.name: f"url of {server.name}" for server in settings.servers if server.command}
     return {"generation": "generation_port", **urls}
+
+
+def demand_known_names(settings: Settings) -> None:
+    """Refuse ports and flags for a process that the stack has not: nobody would take them.
+
+    Raises:
+        SettingsError: The key is named, with the names that there are.
+    """
+    servers = [server.name for server in settings.servers] or gym_servers.OWN
+    others = NOT_FOR_SERVERS - {"supervisor", "ray_child"}
+    for key, given, known in (
+        ("ports", settings.ports, {*servers, *others}),
+        ("options", settings.options, {*servers, "policy"}),
+    ):
+        if unknown := sorted(given.keys() - known):
+            raise SettingsError(
+                f"{key}.{unknown[0]}: no such process{nearest(unknown[0], known)}; allowed: "
+                f"{', '.join(sorted(known))}"
+            )
 
 
 def resolve(settings: Settings, ports: dict[str, int]) -> Settings:

@@ -28,7 +28,7 @@ from temporalio.worker import Interceptor, Worker
 from activities.contract import TASK_QUEUE
 from activities.errors import TypedFailures
 from gym.protocol import TurnpointError
-from workers.errors import NotRunning, TemporalRefused
+from workers.errors import NotRunning, SettingsError, TemporalRefused
 from workers.settings import Settings
 from workflows import WORKFLOWS
 from workflows.journal import SEARCH_ATTRIBUTES
@@ -46,6 +46,7 @@ async def connect(settings: Settings) -> Client:
 
     Raises:
         NotRunning: No server answers; the address and the next step are named.
+        SettingsError: What is configured is no address, or cannot be read.
     """
     connection = settings.temporal_connection()
     target = connection.get("target_host", "")
@@ -56,6 +57,11 @@ async def connect(settings: Settings) -> Client:
                 data_converter=pydantic_data_converter,
                 identity=f"turnpoint-{uuid.uuid4().hex[:8]}",  # the default names host and user
             )
+    except ValueError:  # its text may show the value
+        raise SettingsError(
+            "the address of Temporal is none; allowed: HOST:PORT (TEMPORAL_ADDRESS, a profile of "
+            "Temporal's own, or TURNPOINT_TEMPORAL_ADDRESS)"
+        ) from None
     except (RuntimeError, RPCError, TimeoutError) as error:
         raise NotRunning(
             f"no Temporal server answers at {target}: start the stack with `turnpoint up`, or "

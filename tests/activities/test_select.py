@@ -40,6 +40,11 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], Any]]] = {
     ),
     "manifest": ("manifest.json", lambda at: (at / "manifest.json").write_bytes(b"{}")),
     "no manifest": ("manifest.json", lambda at: (at / "manifest.json").unlink()),
+    "a link to the older one": (
+        ".",
+        lambda at: (at.rename(at.parent / "kept"), at.symlink_to("snapshot_000001")),
+    ),
+    "a file": (".", lambda at: (at.rename(at.parent / "kept"), at.write_bytes(b""))),
 }
 
 
@@ -82,7 +87,11 @@ async def select(
 async def test_a_damaged_snapshot_gives_way_to_the_older_one_and_its_file_is_named(
     config: JobConfig, damage: str
 ) -> None:
-    """Break: take the first candidate."""
+    """Break: take the first candidate.
+
+    Or rl/snapshot_folder.py: say of one that is no folder that there is no such snapshot: the
+    restore fails, though an older one is intact.
+    """
     file, apply = DAMAGE[damage]
     apply(config.job_folder / "snapshot_000002")
     found = await select(config)

@@ -231,6 +231,7 @@ async def test_a_save_cancelled_before_publish_leaves_nothing(
         assert live.snapshots.snapshots() == before
         assert live.left_over() == []
         await goes_on(live, GO_ON_S)
+    intact(live)
     assert leases_ended(live) == leases
 
 
@@ -293,6 +294,7 @@ async def test_a_server_killed_before_its_prepare_is_named_and_the_others_go_on(
     assert {status.phase for status in others.values()} == {Phase.OPEN}
     assert live.snapshots.snapshots() == before
     assert live.left_over() == []
+    intact(live)
     restored = await asyncio.to_thread(live.cli, "restore", "--replace")
     assert restored["snapshot"] == before[0]
     await goes_on(live, 30)

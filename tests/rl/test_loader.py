@@ -78,6 +78,23 @@ def test_a_bad_row_is_named_by_file_and_line_and_not_shown(tmp_path: Path, row: 
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "value",
+    ["NaN", "-Infinity", "1e400", '"\\ud800"', "[" * 100_000],
+    ids=["nan", "infinity", "a number beyond all", "half a character", "nested"],
+)
+def test_a_row_that_could_not_be_sent_is_refused_before_the_job_runs(
+    tmp_path: Path, value: str
+) -> None:
+    """Python reads it. Break: rl/loader.py: leave the row to its first `/run`: the job fails."""
+    path = dataset(tmp_path, 1)
+    with path.open("a") as file:
+        file.write(f'{{"responses_create_params": {{"input": "secret"}}, "more": {value}}}\n')
+    with pytest.raises(DatasetInvalid, match=r"rows\.jsonl:2: not JSON") as caught:
+        Loader.open(_workload(path))
+    assert "secret" not in str(caught.value)
+
+
 def test_a_missing_or_empty_dataset_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DatasetInvalid, match="No such file"):
         Loader.open(_workload(tmp_path / "none.jsonl"))

@@ -173,12 +173,18 @@ class Twin:
             await asyncio.sleep(every_s)
             if saves:
                 await steps.save(life)
-            for wrong in steps.wrong:
-                self._differs(wrong)
-            steps.wrong.clear()
+            self._tell_wrong()
+        self._tell_wrong()  # what its restore has shown, of a job that was over at once
+        if consumer.done():  # it ends by an error alone
+            consumer.result()
         consumer.cancel()
         if state != "finished":
             self._differs(f"the job is {state}: {life.running.status().reason}")
+
+    def _tell_wrong(self) -> None:
+        for wrong in self._steps.wrong:
+            self._differs(wrong)
+        self._steps.wrong.clear()
 
     def _look_at_discards(self) -> None:
         for rollout, reason in self._steps.started_over.items():

@@ -35,9 +35,13 @@ def demand_whole(rows: dict[str, dict[str, Any]], prompts: int) -> None:
     """The undisturbed job is the measure: it must be whole itself.
 
     Raises:
-        AssertionError: A row is missing, or the script does not count as expected.
+        AssertionError: A row is missing, a rollout has failed or called nothing (the same is no
+            proof then), or the script does not count as expected.
     """
     assert set(rows) == rollout_ids(prompts)
+    empty = [name for name, row in rows.items() if not row["tag"]["turns"] or not row["token_ids"]]
+    failed = [name for name, row in rows.items() if row["reward"] is None]
+    assert not empty and not failed, f"undisturbed, and yet nothing to compare: {empty}, {failed}"
     counted = [f"p{number}_g0" for number in range(prompts) if sort_of(number) == "tools"]
     assert all(rows[name]["reward"] == 1 for name in counted), "the script does not count right"
 

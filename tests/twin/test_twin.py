@@ -19,7 +19,7 @@ from tests.twin import in_process, life, real
 from tests.twin.breaks import BREAKS, Break
 from tests.twin.in_process import claims_that_differ
 from tests.twin.mishaps import Mishap
-from tests.twin.mixed_rows import SORTS, wrongly_over
+from tests.twin.mixed_rows import SORTS, demand_whole, wrongly_over
 from tests.twin.moments import Dead
 from tests.twin.plan import BLOCK, PHASES, Place, Where, plan
 from tests.twin.results import write_results
@@ -100,6 +100,20 @@ def test_a_row_that_differs_in_anything_but_its_run_is_told() -> None:
     for key, value in {"token_ids": [1, 3], "token_mask": [1, 1], "reward": 0.0}.items():
         found = {"p0_g0": _row(**{key: value})}
         assert differences({"p0_g0": _row()}, found) == [f"p0_g0: {key} differs"]
+
+
+def test_an_undisturbed_job_that_failed_or_did_nothing_is_no_measure() -> None:
+    """Break: tests/twin/mixed_rows.py: look at the rewards of counting rollouts alone."""
+    whole = {f"p{k}_g{j}": _row() for k in range(2) for j in range(2)}
+    demand_whole(whole, 2)
+    dice = f"p{SORTS.index('dice')}_g0"
+    for wrong in (
+        _row(reward=None),
+        _row(token_ids=[], token_mask=[], log_probs=[]),
+        _row(tag={"turns": 0, "mutations": 1}),
+    ):
+        with pytest.raises(AssertionError, match=dice):
+            demand_whole({**whole, dice: wrong}, 2)
 
 
 def test_a_missing_and_a_superfluous_row_are_told() -> None:

@@ -38,7 +38,7 @@ NO_ROW = {
     "weights_syncing": "there is no trainer that syncs weights yet",
 }
 """Codes that no user meets, each with the reason."""
-OUTSIDE_THE_TREES = {"cancelled", "terminated", "usage"}
+OUTSIDE_THE_TREES = {"cancelled", "os_error", "terminated", "usage"}
 """Codes of the command line without a class of their own."""
 BASES = (TurnpointError, errors.WorkerRoomError)
 

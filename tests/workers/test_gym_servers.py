@@ -105,7 +105,7 @@ def test_random_weights_get_a_grammar_and_a_bound_whoever_starts_the_stack(
         ({"name": "ray"}, "ray is the name of another process of the stack"),
         ({"url": "http://taxi.example"}, "a url with the port it listens on"),
         ({"command": [""]}, "at least 1 character"),
-        ({"comand": ["python"]}, "Extra inputs are not permitted"),
+        ({"comand": ["python"]}, "no such key"),
     ],
 )
 def test_a_command_that_cannot_work_is_refused(

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
+from rl.errors import FolderError
+from rl.snapshot_folder import SnapshotFolder
+from tests.rl.folder_cases import FIRST, config_of, save, start_job
 from workers.errors import SettingsError
 from workers.key_files import ensure_key_file, read_key_file, read_secret
 from workers.settings import Settings
@@ -56,3 +59,36 @@ def test_missing_or_empty_is_an_error(tmp_path: Path, content: str | None) -> No
         path.touch(mode=0o600)
     with pytest.raises(SettingsError, match="snapshot_key: "):
         read_key_file(path, "snapshot_key")
+
+
+def test_a_configured_key_file_that_is_gone_is_not_taken_for_no_key(tmp_path: Path) -> None:
+    """Anybody could forge a snapshot then. The default file, which nobody has made, is no key.
+
+    Break: workers/settings.py: hand on a file that exists, and else none.
+    """
+    config = config_of(tmp_path, key=b"sealed-s3cret")
+    start_job(config)
+    name = save(SnapshotFolder(config), FIRST)
+    assert config.snapshot_key_file is not None
+    given = {"job_id": config.job_id, "snapshot_root": config.snapshot_root}
+    settings = Settings(**given, snapshot_key_file=config.snapshot_key_file)
+    SnapshotFolder(settings.snapshot_place()).verify(name)
+    config.snapshot_key_file.unlink()
+    with pytest.raises(FolderError, match="snapshot_key_file cannot be read"):
+        SnapshotFolder(settings.snapshot_place()).verify(name)
+    keyless = Settings(**given, state_dir=tmp_path / "state")
+    assert keyless.snapshot_place().snapshot_key_file is None
+
+
+def test_a_snapshot_key_that_nobody_would_use_is_refused(tmp_path: Path) -> None:
+    """Seals are checked with the file alone. Break: workers/settings.py: look at no variable."""
+    given = {"state_dir": tmp_path, "snapshot_root": tmp_path}
+    with_key = Settings(**given, snapshot_key=SecretStr("first-s3cret"))
+    with pytest.raises(SettingsError, match="TURNPOINT_SNAPSHOT_KEY") as caught:
+        with_key.snapshot_place()
+    assert str(tmp_path / "snapshot_key") in str(caught.value)
+    path = ensure_key_file(tmp_path / "snapshot_key", "snapshot_key", SecretStr("first-s3cret"))
+    assert with_key.snapshot_place().snapshot_key_file == path
+    with pytest.raises(SettingsError, match="TURNPOINT_SNAPSHOT_KEY") as caught:
+        Settings(**given, snapshot_key=SecretStr("second-s3cret")).snapshot_place()
+    assert "s3cret" not in str(caught.value)

@@ -65,3 +65,16 @@ def test_note_of_a_dead_stack_counts_no_more(tmp_path: Path) -> None:
     with port_registry(path) as registry:
         assert registry.taken == set()
     assert json.loads(path.read_text()) == []
+
+
+@pytest.mark.parametrize("content", ["[{", "[][]", "\udcff", "{}", '[{"ports": 1}]', "[" * 100_000])
+def test_half_a_registry_keeps_no_stack_from_starting_or_ending(
+    tmp_path: Path, content: str
+) -> None:
+    """A kill in its writing, or a full disk. Break: workers/port_registry.py: let it rise."""
+    path = tmp_path / "registry.json"
+    path.write_bytes(content.encode(errors="surrogateescape"))
+    with port_registry(path) as registry:
+        registry.take("first", [BASE])
+    with port_registry(path) as registry:
+        assert registry.taken == {BASE}

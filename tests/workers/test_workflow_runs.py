@@ -10,11 +10,12 @@ from temporalio.client import Client, WorkflowFailureError, WorkflowQueryRejecte
 from temporalio.exceptions import ApplicationError, CancelledError, FailureError, TerminatedError
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.contract import SaveInput, SaveOutcome, SaveResult
+from activities.contract import PhaseReport, Progress, SaveInput, SaveOutcome, SaveResult
 from rl.messages import Workload
 from workers import job_runs, ray_side, workflow_runs
-from workers.errors import NotRunning, TemporalRefused
-from workers.settings import load_settings
+from workers.cli_output import EXIT_FAILED, EXIT_REFUSED
+from workers.errors import NotRunning, TemporalRefused, WorkerRoomError
+from workers.settings import Settings, load_settings
 from workers.workflow_runs import WorkflowFailed, follow, start
 
 
@@ -23,14 +24,16 @@ class Ended:
 
     id = "demo/save/1"
 
-    def __init__(self, cause: FailureError) -> None:
-        self._cause = cause
+    def __init__(self, cause: FailureError, progress: Progress | None = None) -> None:
+        self._cause, self._progress = cause, progress
 
     async def result(self) -> Any:
         raise WorkflowFailureError(cause=self._cause)
 
     async def query(self, *_: Any, **__: Any) -> Any:
-        raise WorkflowQueryRejectedError(None)
+        if self._progress is None:
+            raise WorkflowQueryRejectedError(None)
+        return self._progress
 
 
 @pytest.mark.parametrize(
@@ -123,3 +126,42 @@ async def test_a_job_that_began_is_no_untyped_error_for_its_schedule(
     workload = Workload(dataset=Path("/rows.jsonl"))
     with pytest.raises(TemporalRefused):
         await job_runs.begin(settings, workload, fresh=True, shown=lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("type", "done", "incarnation", "refused"),
+    [
+        ("unchanged", ["begin_checkpoint"], None, True),
+        ("no_space", ["begin_checkpoint"], None, True),
+        ("no_space", ["begin_checkpoint", "close_admission", "resume_checkpoint"], None, False),
+        ("job_alive", [], None, True),
+        ("server_unfit", ["claim_job"], 3, False),
+        ("not_ready", ["begin_checkpoint"], None, False),
+    ],
+)
+async def test_a_failure_is_a_refusal_only_if_nothing_had_been_done(
+    monkeypatch: pytest.MonkeyPatch,
+    type: str,
+    done: list[str],
+    incarnation: int | None,
+    refused: bool,
+) -> None:
+    """Exit code 3 says that a job was left as it was. Break: workers/job_runs.py: go by the type.
+
+    A disk that gets full in the pause, or a restore that has ended the old job, was no refusal.
+    """
+    reports = [PhaseReport(phase=phase, ms=1) for phase in done]
+    ended = Ended(
+        ApplicationError("told", type=type),
+        Progress(phase=None, done=reports, incarnation=incarnation),
+    )
+
+    async def started(*_: object) -> Ended:
+        return ended
+
+    monkeypatch.setattr(job_runs, "connect", started)
+    monkeypatch.setattr(job_runs, "start", started)
+    with pytest.raises(WorkerRoomError) as caught:
+        await job_runs.save(Settings(), SaveInput(job_id="demo"), lambda _: None)
+    assert caught.value.code == type
+    assert caught.value.exit_code == (EXIT_REFUSED if refused else EXIT_FAILED)
