@@ -60,7 +60,7 @@ class OutOfReach(Ended):
     """A handle whose Temporal fails the calls that wait for the result, then tells it."""
 
     def __init__(self, *statuses: RPCStatusCode) -> None:
-        self._statuses = list(statuses)
+        self._statuses, self._progress = list(statuses), None
 
     async def result(self) -> Any:
         if self._statuses:
