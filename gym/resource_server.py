@@ -37,7 +37,6 @@ from gym.protocol import (
     IdentityMismatch,
     InvalidRequest,
     Mode,
-    canonical_json,
     digest_of,
     request_id,
 )
@@ -253,11 +252,8 @@ class Routes:
         identity = await caller_of(self._participant, request, where)
         if identity is not None:
             _refuse_other_place(identity, where)
-        body = _json_object(await request.body())
-        digest, cookie = (
-            digest_of({"path": path, "body": body}),
-            request.session.get(SESSION_ID_KEY),
-        )
+        body, digest = _asked(path, await request.body())
+        cookie = request.session.get(SESSION_ID_KEY)
         token = _inner.set(identity and identity.model_copy(update={"model_call_id": None}))
         try:
             if identity is None:
@@ -306,12 +302,13 @@ def _on(work: Body, body: dict[str, Any]) -> Handler:
     return handler
 
 
-def _json_object(raw: bytes) -> dict[str, Any]:
+def _asked(path: str, raw: bytes) -> tuple[dict[str, Any], str]:
+    """A call's body, and the digest of route and body."""
     try:
         body = json.loads(raw or b"{}")
-        canonical_json(body)  # a lone surrogate has no UTF-8 form
-    except ValueError:
+        digest = digest_of({"path": path, "body": body})  # a lone surrogate has no UTF-8 form
+    except (ValueError, RecursionError):
         raise InvalidRequest("the body is not JSON", details={"fields": ["body"]}) from None
     if not isinstance(body, dict):
         raise InvalidRequest("the body is not a JSON object", details={"fields": ["body"]})
-    return body
+    return body, digest

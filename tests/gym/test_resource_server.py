@@ -292,6 +292,20 @@ async def test_errors_declared_free_of_effect_leave_the_session_certain(tmp_path
         assert revision(after) == 2
 
 
+async def test_arguments_nested_too_deeply_are_refused_like_others(tmp_path: Path) -> None:
+    """What the agent could read, the server, further down its stack, perhaps cannot.
+
+    Break: gym/resource_server.py: catch no `RecursionError` in `_asked`.
+    """
+    async with served(Scripted(), tmp_path) as server:
+        await server.seed()
+        headers = Identity(incarnation=1, rollout_id="p0_g0", attempt=0).mutation("call-0")
+        body = '{"name": ' + "[" * 2_000 + "]" * 2_000 + "}"
+        deep = await server.http.post("/append", content=body, headers=headers.headers())
+        assert (deep.status_code, deep.json()["code"]) == (422, "invalid_request")
+        assert (await server.call("/append", {"name": "a"}, "call-0")).json() == {"all": ["a"]}
+
+
 async def test_a_seed_that_fails_leaves_no_session(tmp_path: Path) -> None:
     async with served(Counter(), tmp_path) as server:
         bad = await server.seed({"initial_count": "many"})
