@@ -43,6 +43,7 @@ from gym.protocol import (
 from gym.resource_part import Handler, ResourcePart
 from gym.session import Mutation, Refused, RefusedAs, Result, Session
 from gym.settings import ServerSettings
+from gym.tool_arguments import is_tool_name
 
 __all__ = [
     "Environment",
@@ -161,7 +162,7 @@ def create_resource_app(environment: ResourceServer[Any], settings: ServerSettin
     """The application of one resource server.
 
     Raises:
-        ValueError: No control token is configured, or a tool is named like a route.
+        ValueError: No control token is configured, or a tool has a name that no agent calls.
     """
     app, routes = environment_app(environment, settings)
 
@@ -177,8 +178,8 @@ def create_resource_app(environment: ResourceServer[Any], settings: ServerSettin
     routes.add(app, "seed_session", "seed", seed)
     routes.add(app, "verify", "verify", verify)
     for name, tool in environment.tools().items():
-        if name in ("seed_session", "verify", "health", "checkpoint"):
-            raise ValueError(f"a tool cannot be called {name}")
+        if name in ("health", "checkpoint") or not is_tool_name(name):
+            raise ValueError(f"a tool cannot be called {name}: agents never call that")
         routes.add(app, name, "tool", _tool_handler(tool))
     return app
 

@@ -561,6 +561,18 @@ async def test_a_server_without_the_two_methods_is_restart_only(tmp_path: Path) 
     assert Counter().mode is Mode.EXPORT_RESTORE
 
 
+@pytest.mark.parametrize("name", ["verify", "health", "reset", "close", "my tool", "a.b"])
+def test_a_tool_that_no_agent_would_call_is_refused_at_the_start(name: str, tmp_path: Path) -> None:
+    """Break: gym/resource_server.py: refuse the server's own routes alone."""
+
+    class Named(Scripted):
+        def tools(self) -> Mapping[str, Tool[list[str]]]:
+            return {name: Tool(_Name, self._refuse)}
+
+    with pytest.raises(ValueError, match=f"cannot be called {name}"):
+        create_resource_app(Named(), settings(tmp_path))
+
+
 async def test_an_effective_mutation_is_logged_once_and_without_arguments(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
