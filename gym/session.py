@@ -140,6 +140,10 @@ class Session(Generic[S]):
         """Whether this request id has ended or runs."""
         return mutation.request_id in self._receipts or mutation.request_id in self._running
 
+    def forget(self, mutation: Mutation) -> None:
+        """Drop the receipt of a mutation that nobody can ask for again."""
+        self._receipts.pop(mutation.request_id, None)
+
     def restore(self, saved: SavedSession, state: S) -> None:
         """Take over a saved session's state, revision and receipts."""
         self.state, self.seeded, self.revision = state, True, saved.revision

@@ -14,19 +14,23 @@ import httpx
 import pytest
 from starlette.requests import ClientDisconnect
 
+from examples.weather import Weather
 from gym.agent_calls import Peer
+from gym.participant import Participant
 from gym.protocol import (
     Identity,
     IdentityMismatch,
+    JoinRequest,
     Phase,
     ResumeRequest,
     ServerFault,
     SessionLost,
 )
+from gym.resource_part import ResourcePart
 from gym.unidentified_sessions import UnidentifiedSessions
 from tests.gym.fake_generation import FakeGeneration
 from tests.gym.fleet import AGENT, COUNTER, MODEL, NAMES, ROW, Fleet, fleet, until
-from tests.gym.parts import participant_in
+from tests.gym.parts import participant_in, settings
 
 CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     MODEL: ("/v1/responses", {"input": "hello"}),
@@ -248,6 +252,23 @@ def test_the_newest_sessions_are_kept() -> None:
         sessions.of(second.id, [])
     with pytest.raises(IdentityMismatch):
         sessions.of(second.id, [second.id])
+
+
+async def test_a_session_without_identity_keeps_no_receipts(tmp_path: Path) -> None:
+    """A client may keep its cookie for good. Break: gym/resource_part.py: forget none of them."""
+    part = ResourcePart(Weather())
+    participant = Participant("weather", part, settings(tmp_path))
+    part.participant = participant
+    await participant.join(JoinRequest(job_id="job", incarnation=1))
+
+    async def tool(_: object) -> dict[str, str]:
+        return {"city": "cold"}
+
+    session, receipt = await part.mutate_unidentified("tool", "0" * 64, tool, cookie=None)
+    assert (receipt.status, receipt.answer) == (200, '{"city": "cold"}')
+    again, _ = await part.mutate_unidentified("tool", "0" * 64, tool, cookie=session.id)
+    assert again is session
+    assert (session.revision, session.receipts) == (2, [])
 
 
 @pytest.mark.parametrize("status", [None, 502])
