@@ -120,6 +120,22 @@ async def test_a_held_call_whose_caller_hangs_up_is_dropped(
         assert [record for record in caplog.records if record.message == "fault"] == []
 
 
+@pytest.mark.parametrize("name", [MODEL, AGENT])
+async def test_what_a_caller_without_identity_left_behind_keeps_no_save_waiting(
+    name: str, tmp_path: Path
+) -> None:
+    """The policy cannot serve it, so it would be issued again for ever.
+
+    Break: gym/held_calls.py: let `while_there` go on without its caller.
+    """
+    async with joined(tmp_path) as (servers, http):
+        servers.generation.failing = 1_000_000
+        left = call(servers, http, name)
+        await until(lambda: len(servers.generation.asked) > 1)
+        left.cancel()
+        assert (await servers.prepare(MODEL, budget_s=3)).ready
+
+
 @every_server
 async def test_identity_mixed_in_is_a_mismatch_and_not_held(name: str, tmp_path: Path) -> None:
     async with joined(tmp_path) as (servers, http):
