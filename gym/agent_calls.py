@@ -48,8 +48,9 @@ class Reply:
     def error(self) -> TurnpointError | None:
         """The typed refusal that this answer is, if it is one.
 
-        An untyped 502, 503 or 504 comes from something in between: `ServerUnreachable`. Any
-        other answer is the environment's own, and None here.
+        An untyped 502, 503 or 504 comes from something in between: `ServerUnreachable`; but not
+        one with a `detail`, as a refusal of a server of this kind has it. Any other answer is the
+        environment's own, and None here.
         """
         if self.status < 400:
             return None
@@ -59,7 +60,7 @@ class Reply:
             known = isinstance(error, ProtocolError) and error.status == self.status
             if known or self.status >= 500:
                 return error
-        if self.status in _GATEWAY:
+        if self.status in _GATEWAY and not (isinstance(body, dict) and "detail" in body):
             return ServerUnreachable(f"HTTP {self.status}", participant=self.server)
         return None
 

@@ -210,7 +210,7 @@ class AgentPart:
         """The result of a run that has no identity: not held, not saved, nowhere counted.
 
         It stands at its boundaries while the server is closed; what it calls is held by the
-        servers that are called. It ends with the process.
+        servers that are called. It ends with the process, and when its caller hangs up.
 
         Raises:
             InvalidRequest: The row has no input.

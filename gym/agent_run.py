@@ -171,6 +171,11 @@ class AgentRun:
 
     # --- what a loop calls --------------------------------------------------------------------
 
+    @property
+    def call_committed(self) -> bool:
+        """Whether the last model call has a ledger row."""
+        return self.state.last_committed_model_call_id == model_call_id(self.state.steps - 1)
+
     def mutation_of_turn(self, number: int = 0) -> Identity:
         """Identity of step `number` of the turn that runs."""
         return self._identity.mutation(model_call_id(self.state.steps - 1), number)

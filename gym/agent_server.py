@@ -26,7 +26,7 @@ from gym.agent_run import Loop, Surroundings
 from gym.app_lifespan import close_with
 from gym.control_routes import create_app
 from gym.data_plane_body import json_object
-from gym.held_calls import caller_of
+from gym.held_calls import caller_of, while_there
 from gym.participant import Participant
 from gym.protocol import (
     HEADER_LAST_MODEL_CALL_ID,
@@ -116,7 +116,7 @@ def create_agent_app(
         identity = await caller_of(participant, request, "run")
         row = await json_object(request)
         if identity is None:
-            return JSONResponse(await part.run_unidentified(row))
+            return JSONResponse(await while_there(request, part.run_unidentified(row)))
         outcome = await part.accept(identity, row).answer()
         headers = {
             HEADER_RESULT_DIGEST: outcome.digest,

@@ -4,11 +4,12 @@ Guarantees: each control route asks for the bearer token before it reads a body,
 constant time; without a configured token the routes are not installed at all. Control routes
 are never behind the admission gate. A refusal is `{"code", "message", "details"}`; a request
 that does not parse names its fields and hides their values; an unexpected exception is
-answered and logged by its type alone.
+answered and logged by its type alone; a call that ends with its process is never answered.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import time
@@ -236,7 +237,12 @@ class BearerGuard:
 
 
 class FaultAnswers:
-    """Answers an unexpected exception with a 500 that tells nothing, and logs its type."""
+    """Answers an unexpected exception with a 500 that tells nothing, and logs its type.
+
+    A call that is cancelled, because the process is being stopped, is a lost connection to its
+    caller. uvicorn would answer it with a 500: an agent would show that to the model as the
+    tool's output, and RL would count the run as failed.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         """Wrap `app`."""
@@ -253,6 +259,12 @@ class FaultAnswers:
 
         try:
             await self._app(scope, receive, sending)
+        except asyncio.CancelledError:
+            if scope["type"] == "http" and not started:
+                # An answer begun and not ended: uvicorn closes the connection.
+                headers = [(b"content-length", b"1")]
+                await send({"type": "http.response.start", "status": 503, "headers": headers})
+            raise
         except Exception as error:
             if scope["type"] != "http":
                 raise

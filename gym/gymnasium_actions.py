@@ -19,7 +19,8 @@ from gymnasium.spaces import Discrete, Space
 from gym.data_plane_body import refuse_constant
 from gym.responses import text_of
 
-_TAG = re.compile(r"<action>\s*(.*?)\s*</action>", re.IGNORECASE | re.DOTALL)
+_BEGIN = re.compile("<action>", re.IGNORECASE)
+_END = re.compile("</action>", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,7 @@ def wish_of(response: dict[str, Any]) -> Wish:
     if calls:
         ids = [str(call.get("call_id")) for call in calls]
         return Wish(_argument(calls[0].get("arguments")), ids)
-    found = _TAG.search(text_of(response))
-    return Wish(found.group(1) if found else None, [])
+    return Wish(_tagged(text_of(response)), [])
 
 
 def named_action(wanted: str | None, names: Mapping[str, int]) -> int | None:
@@ -66,6 +66,13 @@ def spelled_action(wanted: str | None, space: Space[Any]) -> Any:
     except (ValueError, TypeError, RecursionError, OverflowError):
         return None
     return action if action is not None and space.contains(action) else None
+
+
+def _tagged(text: str) -> str | None:
+    """What stands in the first tag. In one pass: a model may write spaces or tags without end."""
+    begin = _BEGIN.search(text)
+    end = _END.search(text, begin.end()) if begin else None
+    return text[begin.end() : end.start()].strip() if begin and end else None
 
 
 def _items(response: dict[str, Any]) -> list[dict[str, Any]]:

@@ -2,8 +2,8 @@
 
 Guarantees: the reward is the sum over the steps, in order; the observation of the reset becomes
 part of the prompt, those of the steps and the tool outputs part of the response; an episode
-that `max_steps` cuts is truncated. A step's request id is the same however often it is issued.
-Not here: NeMo Gym's optional `/close`.
+that `max_steps` or the model's context cuts is truncated. A step's request id is the same
+however often it is issued. Not here: NeMo Gym's optional `/close`.
 """
 
 from __future__ import annotations
@@ -53,6 +53,11 @@ class GymnasiumLoop:
             state.conversation.append({"type": "function_call_output", **given.model_dump()})
         if answer.observation:
             state.conversation.append({"role": "user", "content": answer.observation})
+        empty = response.get("incomplete_details") and not response["output"]
+        if empty and not run.call_committed:
+            # The prompt no longer fits into the model's context, and it only grows. Such a call
+            # has no ledger row, so none may follow it.
+            state.stage = Stage.VERIFY
 
     async def end(self, run: AgentRun) -> dict[str, Any]:
         """The row with prompt, response, reward and how the episode ended; calls nothing."""

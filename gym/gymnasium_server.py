@@ -3,7 +3,8 @@
 A row names its environment (`environment`, `environment_options`, `seed`); one that names none
 plays the first of `--environments`, so NeMo Gym's blackjack rows are valid input. A row without
 a seed gets one from its rollout's id: the same rollout meets the same chances however often it
-starts over. Mode `export_restore` if every environment has an adapter, else `restart_only`.
+starts over. A caller without identity meets new ones in each episode. Mode `export_restore` if
+every environment has an adapter, else `restart_only`.
 
 Run it as `python -m gym.gymnasium_server --name gymnasium --port P --snapshot-root R
 --control-token-file F [--environments Taxi-v4,FrozenLake-v1]`.
@@ -29,7 +30,7 @@ from gym.gymnasium_shapes import ResetAnswer, StepAnswer, StepInfo, ToolOutput
 from gym.gymnasium_state import Episode, can_be_saved, export_episode, import_episode, make
 from gym.gymnasium_style import GymnasiumServer, create_gymnasium_app
 from gym.protocol import Mode
-from gym.resource_server import Refused, parsed
+from gym.resource_server import Refused, inner_identity, parsed
 from gym.serve import serve
 from gym.session import RefusedAs, Session
 from gym.settings import ServerSettings, settings_from_command_line
@@ -90,7 +91,9 @@ class Gymnasium(GymnasiumServer[Episode]):
         name = wanted.environment or self._first
         if name not in self._playable:
             raise RefusedAs(invalid_request([{"loc": ("environment",)}]))
-        seed = _seed_of(session.rollout_id) if wanted.seed is None else wanted.seed
+        identity = inner_identity()
+        chance = identity.rollout_id if identity is not None else session.id
+        seed = _seed_of(chance) if wanted.seed is None else wanted.seed
         try:
             episode = await asyncio.to_thread(make, name, wanted.environment_options)
         except ValidationError as error:
@@ -144,8 +147,8 @@ class Gymnasium(GymnasiumServer[Episode]):
         return import_episode(data, self._playable)
 
 
-def _seed_of(rollout_id: str) -> int:
-    return int.from_bytes(hashlib.sha256(rollout_id.encode()).digest()[:4], "big")
+def _seed_of(name: str) -> int:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
 
 
 def _said(wish: Wish, text: str) -> StepAnswer:

@@ -3,6 +3,8 @@
 Guarantees: a held call is not in flight, so no save waits for it; it goes on by itself when the
 server opens, in the same instant in which that is seen; one whose caller has hung up meanwhile is
 dropped. An unmodified agent that was refused would show the refusal to its model as a tool result.
+A model call or a run whose caller hangs up ends with that: nobody could ask for its answer, and a
+save would wait for it.
 """
 
 from __future__ import annotations
@@ -10,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import Request
 from starlette.requests import ClientDisconnect
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from gym.participant import Participant
 
 log = logging.getLogger("turnpoint.gym")
+T = TypeVar("T")
 
 
 async def hold(standing: Standing, where: str, hung_up: Callable[[], Awaitable[object]]) -> None:
@@ -70,6 +73,29 @@ async def caller_of(participant: Participant, request: Request, where: str) -> I
     if identity is None:
         await participant.hold(where, request.receive)
     return identity
+
+
+async def while_there(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` answers to a caller without identity; it ends when that caller hangs up.
+
+    Args:
+        request: The call; its body has been read.
+        work: What serves it.
+
+    Raises:
+        ClientDisconnect: The caller has left.
+    """
+    # First in the loop's queue: a `prepare` that comes now looks after it has begun.
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(request.receive())
+    try:
+        await asyncio.wait({gone, task}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        gone.cancel()
+        task.cancel()
 
 
 def _say(where: str, state: str, began: float) -> None:

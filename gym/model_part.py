@@ -2,7 +2,7 @@
 
 Guarantees (design sections 3, 4 and 6): a call's row is in the ledger before the call is
 answered; the same call issued again is one call; a call of an older run takes no effect once a
-newer run was seen; a call that has begun runs to its end though its caller leaves.
+newer run was seen; a run's call that has begun goes on to its end though its caller leaves.
 """
 
 from __future__ import annotations

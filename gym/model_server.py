@@ -20,7 +20,7 @@ from gym.app_lifespan import close_with
 from gym.control_routes import create_app
 from gym.data_plane_body import json_object
 from gym.generation_endpoint import Completion, GenerationEndpoint
-from gym.held_calls import caller_of
+from gym.held_calls import caller_of, while_there
 from gym.model_part import ModelPart
 from gym.participant import Participant
 from gym.protocol import Identity, InvalidRequest, Manifest, Role
@@ -62,12 +62,18 @@ def create_model_app(
     app = create_app(participant, guarded=(CAPTURE_PATH,))
     close_with(app, part.aclose)
 
+    async def called(
+        request: Request, identity: Identity | None, chat: dict[str, Any]
+    ) -> Completion:
+        work = part.call(identity, chat)
+        return await (work if identity is not None else while_there(request, work))
+
     @app.post("/v1/responses")
     async def responses(request: Request) -> JSONResponse:
         identity = await caller_of(participant, request, "model_call")
         body = await model_request(request)
         chat = chat_request(body, model=settings.model, extra=settings.extra_body)
-        completion = await part.call(identity, chat)
+        completion = await called(request, identity, chat)
         answer = response_of(completion.chat, body, name=_item_name(identity))
         return JSONResponse(answer, headers=_committed(identity, completion))
 
@@ -77,7 +83,8 @@ def create_model_app(
         body = await model_request(request)
         if settings.model is not None:
             body["model"] = settings.model
-        completion = await part.call(identity, with_extra(body, settings.extra_body))
+        chat = with_extra(body, settings.extra_body)
+        completion = await called(request, identity, chat)
         return JSONResponse(completion.chat, headers=_committed(identity, completion))
 
     @app.get(CAPTURE_PATH + "/control/rollouts/{capture_key}/manifest")

@@ -124,7 +124,9 @@ class ResourcePart:
         else:
             session = known.of(cookie, {one.id for one in self._sessions.values()})
         asked = unrepeatable(incarnation, where, body_sha256)
-        return session, await self._apply(session, asked, handler, None)
+        receipt = await self._apply(session, asked, handler, None)
+        session.forget(asked)
+        return session, receipt
 
     async def _apply(
         self, session: Session[Any], asked: Mutation, handler: Handler, identity: Identity | None

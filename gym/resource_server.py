@@ -37,13 +37,13 @@ from gym.protocol import (
     IdentityMismatch,
     InvalidRequest,
     Mode,
-    canonical_json,
     digest_of,
     request_id,
 )
 from gym.resource_part import Handler, ResourcePart
 from gym.session import Mutation, Refused, RefusedAs, Result, Session
 from gym.settings import ServerSettings
+from gym.tool_arguments import is_tool_name
 
 __all__ = [
     "Environment",
@@ -162,7 +162,7 @@ def create_resource_app(environment: ResourceServer[Any], settings: ServerSettin
     """The application of one resource server.
 
     Raises:
-        ValueError: No control token is configured, or a tool is named like a route.
+        ValueError: No control token is configured, or a tool has a name that no agent calls.
     """
     app, routes = environment_app(environment, settings)
 
@@ -178,8 +178,8 @@ def create_resource_app(environment: ResourceServer[Any], settings: ServerSettin
     routes.add(app, "seed_session", "seed", seed)
     routes.add(app, "verify", "verify", verify)
     for name, tool in environment.tools().items():
-        if name in ("seed_session", "verify", "health", "checkpoint"):
-            raise ValueError(f"a tool cannot be called {name}")
+        if name in ("health", "checkpoint") or not is_tool_name(name):
+            raise ValueError(f"a tool cannot be called {name}: agents never call that")
         routes.add(app, name, "tool", _tool_handler(tool))
     return app
 
@@ -253,11 +253,8 @@ class Routes:
         identity = await caller_of(self._participant, request, where)
         if identity is not None:
             _refuse_other_place(identity, where)
-        body = _json_object(await request.body())
-        digest, cookie = (
-            digest_of({"path": path, "body": body}),
-            request.session.get(SESSION_ID_KEY),
-        )
+        body, digest = _asked(path, await request.body())
+        cookie = request.session.get(SESSION_ID_KEY)
         token = _inner.set(identity and identity.model_copy(update={"model_call_id": None}))
         try:
             if identity is None:
@@ -306,12 +303,13 @@ def _on(work: Body, body: dict[str, Any]) -> Handler:
     return handler
 
 
-def _json_object(raw: bytes) -> dict[str, Any]:
+def _asked(path: str, raw: bytes) -> tuple[dict[str, Any], str]:
+    """A call's body, and the digest of route and body."""
     try:
         body = json.loads(raw or b"{}")
-        canonical_json(body)  # a lone surrogate has no UTF-8 form
-    except ValueError:
+        digest = digest_of({"path": path, "body": body})  # a lone surrogate has no UTF-8 form
+    except (ValueError, RecursionError):
         raise InvalidRequest("the body is not JSON", details={"fields": ["body"]}) from None
     if not isinstance(body, dict):
         raise InvalidRequest("the body is not a JSON object", details={"fields": ["body"]})
-    return body
+    return body, digest

@@ -61,7 +61,7 @@ def chat_request(body: JsonObject, *, model: str | None, extra: JsonObject) -> J
     if (wanted := _response_format(body.get("text"))) is not None:
         chat["response_format"] = wanted
     if body.get("tools"):
-        chat["tools"] = [_tool(tool) for tool in body["tools"]]
+        chat["tools"] = [_tool(tool) for tool in _listed(body["tools"], "tools")]
         if body.get("tool_choice") is not None:
             chat["tool_choice"] = _tool_choice(body["tool_choice"])
     return with_extra(chat, extra)
@@ -160,7 +160,7 @@ def _messages(body: JsonObject) -> list[JsonObject]:
     if isinstance(items, str):
         items = [{"role": "user", "content": items}]
     turn = _AssistantTurn(messages)
-    for item in items:
+    for item in _listed(items, "input"):
         if not isinstance(item, dict):
             raise InvalidRequest("an input item is not an object")
         kind = item.get("type") or "message"
@@ -235,7 +235,7 @@ def _text(content: Any) -> str:
     if isinstance(content, str):
         return content
     parts = []
-    for part in content:
+    for part in _listed(content, "content"):
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "refusal":
             parts.append(part.get("refusal") or "")
@@ -250,6 +250,7 @@ def _content(content: Any) -> Any:
     """Content of a user or system message: text as it is, images as chat parts."""
     if content is None or isinstance(content, str):
         return content or ""
+    _listed(content, "content")
     if all(isinstance(part, dict) and part.get("type") in _TEXT_PARTS for part in content):
         return _text(content)
     parts: list[JsonObject] = []
@@ -260,6 +261,12 @@ def _content(content: Any) -> Any:
         else:
             parts.append({"type": "text", "text": _text([part])})
     return parts
+
+
+def _listed(value: Any, name: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise InvalidRequest(f"{name} is no list")
+    return value
 
 
 def _tool(tool: JsonObject) -> JsonObject:

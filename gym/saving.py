@@ -218,14 +218,16 @@ class Saving:
         remembered, and changes nothing else.
 
         Raises:
-            InvalidPhase: This id is restoring.
+            InvalidPhase: This id is restoring, or being reset.
         """
         standing = self._standing
         standing.check(request, joined=False)
-        if standing.holder != request.checkpoint_id:
+        if (hold := standing.hold) is None or hold.id != request.checkpoint_id:
             standing.stale.add(request.checkpoint_id)
         elif standing.phase is Phase.RESTORING:
             raise InvalidPhase("this id is restoring; reset it instead", details=standing.where())
+        elif hold.ended.is_set():  # what was restored is being dropped
+            raise InvalidPhase("this id is being reset", details=standing.where())
         else:
             standing.open()
         return ResumeAnswer(**standing.who(), checkpoint_id=standing.holder)

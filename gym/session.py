@@ -140,6 +140,10 @@ class Session(Generic[S]):
         """Whether this request id has ended or runs."""
         return mutation.request_id in self._receipts or mutation.request_id in self._running
 
+    def forget(self, mutation: Mutation) -> None:
+        """Drop the receipt of a mutation that nobody can ask for again."""
+        self._receipts.pop(mutation.request_id, None)
+
     def restore(self, saved: SavedSession, state: S) -> None:
         """Take over a saved session's state, revision and receipts."""
         self.state, self.seeded, self.revision = state, True, saved.revision
@@ -223,12 +227,13 @@ class Session(Generic[S]):
             return refusal.status, _text({"detail": refusal.detail})
         except RefusedAs as refusal:
             return refusal.error.status, _text(refusal.error.body())
-        except Exception as error:
+        except BaseException as error:
+            if _process_ends(error):
+                raise
             log_fault(error, mutation.where)
             if errors_free_of_effect:
-                return 500, _text(
-                    {"code": "handler_failed", "message": type(error).__name__, "details": {}}
-                )
+                # The environment's own answer, so that the model is shown it.
+                return 500, _text({"detail": type(error).__name__})
             self.uncertain = True
             uncertain = _uncertain()
             return uncertain.status, _text(uncertain.body())
@@ -248,6 +253,18 @@ class Session(Generic[S]):
     def _refuse_uncertain(self) -> None:
         if self.uncertain:
             raise _uncertain()
+
+
+def _process_ends(error: BaseException) -> bool:
+    """Whether the mutation ends with its process.
+
+    Nobody else cancels a mutation: any other `CancelledError` is that of something which the
+    handler awaited, half way through its code.
+    """
+    task = asyncio.current_task()
+    if isinstance(error, asyncio.CancelledError):
+        return task is not None and task.cancelling() > 0
+    return isinstance(error, KeyboardInterrupt | SystemExit)
 
 
 def _uncertain() -> SessionUncertain:

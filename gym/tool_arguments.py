@@ -12,7 +12,7 @@ from typing import Any
 
 from gym.data_plane_body import refuse_constant
 
-_TOOL_NAME = re.compile(r"^[A-Za-z0-9_-]{1,128}$")
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _NOT_TOOLS = frozenset(
     {"seed_session", "verify", "close_session", "reset", "step", "close", "aggregate_metrics"}
 )
@@ -28,15 +28,20 @@ class BadToolCall(Exception):
         self.output = json.dumps({"error": reason})
 
 
+def is_tool_name(name: Any) -> bool:
+    """Whether it could be a tool's name, and is no route that is the agent's."""
+    return isinstance(name, str) and bool(_TOOL_NAME.fullmatch(name)) and name not in _NOT_TOOLS
+
+
 def tool_name(name: Any) -> str:
     """The route of a tool.
 
     Raises:
-        BadToolCall: It could not be a tool's name, or is a route that is no tool.
+        BadToolCall: It is no tool's name.
     """
-    if not isinstance(name, str) or not _TOOL_NAME.match(name) or name in _NOT_TOOLS:
+    if not is_tool_name(name):
         raise BadToolCall("Unknown tool")
-    return name
+    return str(name)
 
 
 def tool_arguments(text: Any) -> Any:

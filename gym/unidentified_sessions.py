@@ -1,8 +1,8 @@
 """Sessions of callers without identity: known by their cookie alone, as in NeMo Gym.
 
-Guarantees: they are never exported and stand in no inventory; the newest are kept, so memory
-stays bounded; one that is not there is an error, never a fresh one. Not guaranteed: exactly once.
-Such a call has no request id, so the same call again is another mutation.
+Guarantees: they are never exported and stand in no inventory; the newest are kept, without
+receipts, so memory stays bounded; one that is not there is an error, never a fresh one. Not
+guaranteed: exactly once. Such a call has no request id, so the same call again is another mutation.
 """
 
 from __future__ import annotations

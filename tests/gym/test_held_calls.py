@@ -14,19 +14,23 @@ import httpx
 import pytest
 from starlette.requests import ClientDisconnect
 
+from examples.weather import Weather
 from gym.agent_calls import Peer
+from gym.participant import Participant
 from gym.protocol import (
     Identity,
     IdentityMismatch,
+    JoinRequest,
     Phase,
     ResumeRequest,
     ServerFault,
     SessionLost,
 )
+from gym.resource_part import ResourcePart
 from gym.unidentified_sessions import UnidentifiedSessions
 from tests.gym.fake_generation import FakeGeneration
 from tests.gym.fleet import AGENT, COUNTER, MODEL, NAMES, ROW, Fleet, fleet, until
-from tests.gym.parts import participant_in
+from tests.gym.parts import participant_in, settings
 
 CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     MODEL: ("/v1/responses", {"input": "hello"}),
@@ -114,6 +118,22 @@ async def test_a_held_call_whose_caller_hangs_up_is_dropped(
         assert servers.generation.asked == []
         assert [record for record in caplog.records if record.message == "mutation"] == []
         assert [record for record in caplog.records if record.message == "fault"] == []
+
+
+@pytest.mark.parametrize("name", [MODEL, AGENT])
+async def test_what_a_caller_without_identity_left_behind_keeps_no_save_waiting(
+    name: str, tmp_path: Path
+) -> None:
+    """The policy cannot serve it, so it would be issued again for ever.
+
+    Break: gym/held_calls.py: let `while_there` go on without its caller.
+    """
+    async with joined(tmp_path) as (servers, http):
+        servers.generation.failing = 1_000_000
+        left = call(servers, http, name)
+        await until(lambda: len(servers.generation.asked) > 1)
+        left.cancel()
+        assert (await servers.prepare(MODEL, budget_s=3)).ready
 
 
 @every_server
@@ -248,6 +268,23 @@ def test_the_newest_sessions_are_kept() -> None:
         sessions.of(second.id, [])
     with pytest.raises(IdentityMismatch):
         sessions.of(second.id, [second.id])
+
+
+async def test_a_session_without_identity_keeps_no_receipts(tmp_path: Path) -> None:
+    """A client may keep its cookie for good. Break: gym/resource_part.py: forget none of them."""
+    part = ResourcePart(Weather())
+    participant = Participant("weather", part, settings(tmp_path))
+    part.participant = participant
+    await participant.join(JoinRequest(job_id="job", incarnation=1))
+
+    async def tool(_: object) -> dict[str, str]:
+        return {"city": "cold"}
+
+    session, receipt = await part.mutate_unidentified("tool", "0" * 64, tool, cookie=None)
+    assert (receipt.status, receipt.answer) == (200, '{"city": "cold"}')
+    again, _ = await part.mutate_unidentified("tool", "0" * 64, tool, cookie=session.id)
+    assert again is session
+    assert (session.revision, session.receipts) == (2, [])
 
 
 @pytest.mark.parametrize("status", [None, 502])

@@ -450,6 +450,19 @@ async def test_reset_stops_a_running_restore_waits_for_it_and_ends_its_id(tmp_pa
     assert participant.phase is Phase.AWAITING_RESTORE
 
 
+async def test_a_resume_that_meets_a_reset_opens_nothing(tmp_path: Path) -> None:
+    """Break: gym/saving.py: let `resume` open whatever its id holds, ended or not."""
+    participant, _, caller = await participant_in(Phase.RESTORED, tmp_path)
+
+    async def resume() -> None:
+        participant.resume(caller.resume("rs"))
+
+    reset = asyncio.ensure_future(participant.reset(caller.reset()))
+    with pytest.raises(InvalidPhase):
+        await asyncio.ensure_future(resume())
+    assert (await reset).phase is Phase.AWAITING_RESTORE
+
+
 async def test_a_late_reset_does_not_drop_the_next_restore(tmp_path: Path) -> None:
     participant, part, caller = await participant_in(Phase.RESTORED, tmp_path)
     await participant.reset(caller.reset())

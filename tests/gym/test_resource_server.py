@@ -14,6 +14,7 @@ import httpx
 import pytest
 from pydantic import BaseModel
 
+from gym.agent_calls import Reply, is_environment_error
 from gym.counter import Counter
 from gym.protocol import Answer, CommitAnswer, Identity, Mode, RestoreAnswer, WrittenFile
 from gym.protocol.control import BASE_PATH
@@ -55,6 +56,7 @@ class Scripted(ResourceServer[list[str]]):
             "append": Tool(_Name, self._append),
             "refuse": Tool(_Name, self._refuse),
             "fail": Tool(_Name, self._fail),
+            "lose": Tool(_Name, self._lose),
             "unserialisable": Tool(_Name, self._unserialisable),
         }
 
@@ -73,6 +75,13 @@ class Scripted(ResourceServer[list[str]]):
         assert session.state is not None
         session.state.append("half")
         raise RuntimeError("secret words of a conversation")
+
+    async def _lose(self, session: Session[list[str]], arguments: _Name) -> dict[str, Any]:
+        assert session.state is not None
+        session.state.append("half")
+        lost: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        lost.cancel()  # as a connection that is closed does with what waits for it
+        return await lost
 
     async def _unserialisable(
         self, session: Session[list[str]], arguments: _Name
@@ -245,10 +254,11 @@ async def test_errors_are_receipts_too_and_raise_no_revision(tmp_path: Path) -> 
         assert (await server.call("/append", {"name": "a"}, "call-1")).json() == {"all": ["a"]}
 
 
-@pytest.mark.parametrize("tool", ["fail", "unserialisable"])
+@pytest.mark.parametrize("tool", ["fail", "lose", "unserialisable"])
 async def test_a_handler_that_raises_makes_the_session_uncertain(
     tool: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Break: gym/session.py: catch `Exception` alone; what was cancelled takes effect twice."""
     async with served(Scripted(), tmp_path) as server:
         await server.seed()
         for _ in range(2):
@@ -270,15 +280,30 @@ async def test_a_handler_that_raises_makes_the_session_uncertain(
 
 
 async def test_errors_declared_free_of_effect_leave_the_session_certain(tmp_path: Path) -> None:
+    """Break: gym/session.py: answer them in this protocol's shape: the agent fails the run."""
     async with served(Harmless(), tmp_path) as server:
         await server.seed()
         for _ in range(2):
             failed = await server.call("/fail", {}, "call-0")
-            assert failed.status_code == 500
-            assert "secret words" not in failed.text
+            assert (failed.status_code, failed.json()) == (500, {"detail": "RuntimeError"})
+            assert is_environment_error(Reply("counter", failed).error)
         after = await server.call("/append", {"name": "b"}, "call-1")
         assert after.json() == {"all": ["half", "b"]}  # once, not twice
         assert revision(after) == 2
+
+
+async def test_arguments_nested_too_deeply_are_refused_like_others(tmp_path: Path) -> None:
+    """What the agent could read, the server, further down its stack, perhaps cannot.
+
+    Break: gym/resource_server.py: catch no `RecursionError` in `_asked`.
+    """
+    async with served(Scripted(), tmp_path) as server:
+        await server.seed()
+        headers = Identity(incarnation=1, rollout_id="p0_g0", attempt=0).mutation("call-0")
+        body = '{"name": ' + "[" * 2_000 + "]" * 2_000 + "}"
+        deep = await server.http.post("/append", content=body, headers=headers.headers())
+        assert (deep.status_code, deep.json()["code"]) == (422, "invalid_request")
+        assert (await server.call("/append", {"name": "a"}, "call-0")).json() == {"all": ["a"]}
 
 
 async def test_a_seed_that_fails_leaves_no_session(tmp_path: Path) -> None:
@@ -534,6 +559,18 @@ async def test_a_server_without_the_two_methods_is_restart_only(tmp_path: Path) 
     with pytest.raises(TypeError):
         create_resource_app(Half(), settings(tmp_path))
     assert Counter().mode is Mode.EXPORT_RESTORE
+
+
+@pytest.mark.parametrize("name", ["verify", "health", "reset", "close", "my tool", "a.b"])
+def test_a_tool_that_no_agent_would_call_is_refused_at_the_start(name: str, tmp_path: Path) -> None:
+    """Break: gym/resource_server.py: refuse the server's own routes alone."""
+
+    class Named(Scripted):
+        def tools(self) -> Mapping[str, Tool[list[str]]]:
+            return {name: Tool(_Name, self._refuse)}
+
+    with pytest.raises(ValueError, match=f"cannot be called {name}"):
+        create_resource_app(Named(), settings(tmp_path))
 
 
 async def test_an_effective_mutation_is_logged_once_and_without_arguments(

@@ -99,9 +99,15 @@ def test_extra_fields_win_but_force_no_tool_where_there_is_none() -> None:
         {"input": ["s3cret"]},
         {"input": [{"role": "user", "content": [{"type": "input_audio", "data": "s3cret"}]}]},
         {"input": "x", "tools": [{"type": "web_search", "key": "s3cret"}]},
+        {"input": {"s3cret": 1}},
+        {"input": "x", "tools": {"s3cret": 1}},
+        {"input": [{"role": "user", "content": 5}]},
+        {"input": [{"role": "assistant", "content": {"s3cret": 1}}]},
+        {"input": [{"type": "function_call_output", "call_id": "a", "output": 5}]},
     ],
 )
 def test_what_chat_cannot_say_is_refused_without_quoting_it(body: dict[str, object]) -> None:
+    """Break: gym/responses.py: go through whatever stands in the place of a list."""
     with pytest.raises(InvalidRequest) as caught:
         chat_request(body, model=None, extra={})
     assert "s3cret" not in str(caught.value)
