@@ -15,12 +15,12 @@ from gym.protocol import (
     CommitAnswer,
     Kind,
     RestoreAnswer,
+    ServerUnreachable,
     StaleCheckpoint,
     Status,
     WrittenFile,
 )
 from rl import restore_phases, save_phases
-from rl.errors import InventoryMismatch
 from rl.fleet import Answered, Fleet, report
 from rl.gym_runs import Runs
 from rl.messages import (
@@ -168,8 +168,9 @@ class GymDesk:
         }
         silent = [agent.name for agent in agents if agent.name not in counted]
         if silent:
-            raise InventoryMismatch(
-                "an agent does not say how many runs it holds",
+            # That says nothing about the snapshot: a restore must not take an older one for it.
+            raise ServerUnreachable(
+                "the agent does not say how many runs it holds",
                 participant=silent[0],
                 details={"servers": silent},
             )

@@ -113,7 +113,7 @@ async def commit(
     Raises:
         StaleCheckpoint: Nobody drives the save any more.
         DeadlineExceeded: A server has not answered in time.
-        ServerUnreachable: One could not be reached for a whole lease.
+        NotHeld: One could not be reached for a whole lease.
         ServerFault: A server names files outside its own folder.
         TurnpointError: A server's refusal.
     """
@@ -137,7 +137,16 @@ async def commit(
     for kind in COMMIT:
         # With nobody left to drive it, no further server is asked; and one that cannot be reached
         # for a whole lease has lost it: waiting on would keep the others paused for nothing.
-        answers = await each(fleet.of(kind), call, deadline, patience_s=driven_s())
+        try:
+            answers = await each(fleet.of(kind), call, deadline, patience_s=driven_s())
+        except (
+            ServerUnreachable
+        ) as gone:  # not as itself: Temporal would try again, to the deadline
+            raise NotHeld(
+                "it could not be reached for a whole lease, so it no longer has this checkpoint",
+                participant=gone.participant,
+                details={"servers": {str(gone.participant): gone.code}},
+            ) from None
         done += answers
         if kind is Kind.AGENT:
             indexes += [
@@ -323,6 +332,9 @@ async def _quiet(fleet: Fleet, checkpoint_id: str, deadline: float, patience_s: 
             if busy:  # too little was left for this look: the last one says what was waited for
                 _refuse(busy)
             raise
+        except ServerUnreachable as gone:
+            blocker = Blocker(rollout_id=None, where="no_answer", age_s=time.monotonic() - started)
+            _refuse([{"server": gone.participant, **blocker.model_dump(mode="json")}])
         busy = []
         for item in found:
             status, name = item.answer, item.server.name

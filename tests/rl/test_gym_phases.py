@@ -33,6 +33,7 @@ from rl.errors import NotHeld
 from rl.fleet import Fleet
 from rl.gym_desk import GymDesk
 from tests.rl.gym_fakes import FakeFleet, fake_fleet
+from workflows.restore_snapshot import ABOUT_THE_SNAPSHOT
 
 CHECKPOINT = "checkpoint-1"
 SHA = "0" * 64
@@ -465,6 +466,26 @@ async def test_the_inventory_is_that_of_exactly_one_commit(fakes: FakeFleet, fle
     assert set(inventory.storage) == {"policy_model", "judge"}
     with pytest.raises(StaleCheckpoint):
         desk.inventory("another")
+
+
+@pytest.mark.parametrize("phase", ["commit", "restore"])
+async def test_an_agent_that_does_not_say_what_it_holds_is_told_as_silent(
+    fakes: FakeFleet, fleet: Fleet, phase: str
+) -> None:
+    """An intact snapshot must not be given up for an older one because its agent is slow.
+
+    Break: rl/gym_desk.py: raise `InventoryMismatch`, which a restore blames on the snapshot.
+    """
+    desk = GymDesk(fleet)
+    desk._driven = (CHECKPOINT, math.inf)
+    fakes["agent_b"].fail("status", *[ServerFault("busy")] * 9)
+    with pytest.raises(ServerUnreachable) as caught:
+        if phase == "commit":
+            await desk.commit(CHECKPOINT, 5, Path("/s"))
+        else:
+            await desk.restore("restore-1", CHECKPOINT, Path("/s"), [])
+    assert caught.value.participant == "agent_b" and caught.value.retryable
+    assert caught.value.code not in ABOUT_THE_SNAPSHOT
 
 
 async def test_renewing_before_all_kinds_are_prepared_counts_as_held(
