@@ -107,10 +107,10 @@ class JobFolder:
         highest = number_of(taken[0]) if taken else 0
         for name in self.named(TRASH):
             if number_of(name) < highest:
-                shutil.rmtree(self.path / name, onerror=_unless_gone)
-                continue
-            with contextlib.suppress(FileNotFoundError):  # another process deletes it too
-                _empty(self.path / name)
+                _remove(self.path / name)
+            elif _is_folder(self.path / name):
+                with contextlib.suppress(FileNotFoundError):  # another process deletes it too
+                    _empty(self.path / name)
 
     def replace_file(self, tmp: str, name: str, data: bytes) -> None:
         """Put a file on top of an unpublished folder: complete and synced, or not at all.
@@ -138,10 +138,19 @@ class JobFolder:
 
 def _empty(folder: Path) -> None:
     for part in folder.iterdir():
-        if part.is_dir() and not part.is_symlink():
-            shutil.rmtree(part, onerror=_unless_gone)
-        else:
-            part.unlink(missing_ok=True)
+        _remove(part)
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether what is in it is ours; what a symlink leads to is not."""
+    return path.is_dir() and not path.is_symlink()
+
+
+def _remove(path: Path) -> None:
+    if _is_folder(path):
+        shutil.rmtree(path, onerror=_unless_gone)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _unless_gone(_function: object, _path: object, failure: object) -> None:

@@ -350,9 +350,9 @@ class SnapshotFolder:
 
     def _existing(self, name: str) -> Path:
         folder = self.path / name
-        if not SNAPSHOT.match(name) or folder.is_symlink() or not folder.is_dir():
+        if not SNAPSHOT.match(name) or not os.path.lexists(folder):
             raise self._not_found(name)
-        return folder
+        return folder  # whatever it is: what is no folder of files is damaged, and not overlooked
 
     def _not_found(self, which: str) -> NotFound:
         return NotFound(

@@ -40,6 +40,14 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], Any]]] = {
     ),
     "manifest": ("manifest.json", lambda at: (at / "manifest.json").write_bytes(b"{}")),
     "no manifest": ("manifest.json", lambda at: (at / "manifest.json").unlink()),
+    "moved away": (
+        ".",
+        lambda at: (at.rename(at.parent / "kept"), at.symlink_to(at.parent / "kept")),
+    ),
+    "a file": (
+        "manifest.json",
+        lambda at: (at.rename(at.parent / "kept"), at.write_bytes(b"")),
+    ),
 }
 
 
@@ -82,7 +90,10 @@ async def select(
 async def test_a_damaged_snapshot_gives_way_to_the_older_one_and_its_file_is_named(
     config: JobConfig, damage: str
 ) -> None:
-    """Break: take the first candidate."""
+    """Break: take the first candidate.
+
+    Break: rl/snapshot_folder.py: `NotFound` for what is listed and no folder ends the restore.
+    """
     file, apply = DAMAGE[damage]
     apply(config.job_folder / "snapshot_000002")
     found = await select(config)
