@@ -74,18 +74,22 @@ class JobFolder:
         return next((name for name in self.named(TMP) if is_of(name, checkpoint_id)), None)
 
     def make_tmp(self, checkpoint_id: str) -> str:
-        """Make the unpublished folder with its parts, under the next number."""
+        """Make the unpublished folder, under the next number; `make_parts` comes next."""
         taken = self.named(SNAPSHOT, TMP, TRASH)
         snapshot = snapshot_of(number_of(taken[0]) + 1 if taken else 1)
         tmp = f"tmp_{snapshot}-{checkpoint_id[:_ID_LENGTH]}"
-        # Built as trash and renamed, so that a crash leaves nothing that looks reserved.
-        building = self.path / f"trash_{snapshot}-{uuid4()}"
-        for part in PARTS:
-            (building / part).mkdir(parents=True)
-        sync_folder(building)
-        os.rename(building, self.path / tmp)
+        (self.path / tmp).mkdir()
         sync_folder(self.path)
         return tmp
+
+    def make_parts(self, tmp: str) -> None:
+        """Make the parts that an unpublished folder lacks: its maker may have died over them.
+
+        In the folder itself: trash is emptied by whoever prunes at the same time.
+        """
+        for part in PARTS:
+            (self.path / tmp / part).mkdir(exist_ok=True)
+        sync_folder(self.path / tmp)
 
     def to_trash(self, names: Iterable[str]) -> list[str]:
         """Rename folders to trash; answers the new names of those that were still there."""

@@ -89,6 +89,7 @@ class SnapshotFolder:
             raise StaleCheckpoint(f"this checkpoint is published as {published}")
         try:
             tmp = self._names.tmp_of(checkpoint_id) or self._names.make_tmp(checkpoint_id)
+            self._names.make_parts(tmp)
             self.sweep(below=number_of(tmp))
             self._names.empty_trash()
             self._names.remove_stray_files(below=number_of(tmp))
