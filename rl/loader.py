@@ -231,7 +231,9 @@ def _read(path: Path) -> tuple[dict[int, dict[str, Any]], str]:
 def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except ValueError:  # its text would quote the row
+        # As it will be sent: Python reads NaN, infinities and lone surrogates, JSON has none.
+        json.dumps(row, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):  # its text would quote the row
         raise DatasetInvalid(f"{path}:{number}: not JSON") from None
     try:
         _Row.model_validate(row)
