@@ -173,7 +173,7 @@ class CheckpointDesk:
             self._end(save, keep_folder=published is not None)
         ended = self._ended.remember(checkpoint_id)
         if published is not None:
-            self.last = LastSnapshot(published, ended.mark)
+            self.last = self.last.or_newer(published, ended.mark)
         return ended.pause_s
 
     # --- begin --------------------------------------------------------------------------------

@@ -187,6 +187,20 @@ async def test_unchanged_since_the_last_snapshot(tmp_path: Path) -> None:
     assert await _refusal(world, "c4") is None  # c3 published nothing
 
 
+async def test_an_older_snapshot_that_is_told_of_late_is_not_the_newest(tmp_path: Path) -> None:
+    """A worker that stood still over its resume sends it once more, after the next save.
+
+    Break: rl/saves.py: take whatever was told of last.
+    """
+    world = await _running(tmp_path)
+    await _published(world)
+    world.plane.stage("1/p0_g1/call-0")
+    await _published(world, B)
+    world.controller.resume_checkpoint(A, "snapshot_000001")
+    assert world.controller.status().last_snapshot == "snapshot_000002"
+    assert await _refusal(world, "c1") == "unchanged"
+
+
 async def test_a_mutation_since_the_last_snapshot_is_a_change(tmp_path: Path) -> None:
     world = await _running(tmp_path)
     await _published(world)
