@@ -1,8 +1,9 @@
 """HTTP client of the control routes, and of `/run` and the ledger manifest.
 
 Guarantees: every failure is a `TurnpointError`: a typed refusal, `ServerUnreachable` (nothing
-answered) or `ServerFault` (something else did); a foreign body is never quoted. An answer of
-another server name is an `OtherServer`. Nothing is retried here except by `retry_until`.
+answered, or a gateway in its place) or `ServerFault` (something else did); a foreign body is
+never quoted. An answer of another server name is an `OtherServer`. Nothing is retried here except
+by `retry_until`.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ BUDGET_MARGIN_S = 5.0
 """How long after its budget an answer may still come before the server counts as silent."""
 RESTORE_READ_S = 600.0
 """Read timeout of `restore` and `reset`: digests and parsing of a whole part, no budget."""
+_GATEWAY = (502, 503, 504)
+"""Untyped, they come from something in between: as for an agent's calls (`gym.agent_calls`)."""
 
 
 class GymClient:
@@ -259,6 +262,12 @@ class GymClient:
             return body, answer.headers
         failure = error_from_body(answer.status_code, body, participant=name)
         if isinstance(failure, ServerFault):
+            if answer.status_code in _GATEWAY and not (isinstance(body, dict) and "code" in body):
+                raise ServerUnreachable(
+                    f"no answer (HTTP {answer.status_code} of something in between)",
+                    participant=name,
+                    details={"path": path.partition("?")[0]},
+                )
             failure.details["http"] = answer.status_code
         raise failure
 

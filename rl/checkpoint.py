@@ -48,6 +48,7 @@ class CheckpointDesk:
         self._with = with_
         self._save: Save | None = None
         self._ended = EndedSaves()
+        self._at_the_folder = asyncio.Lock()
         self._busy: asyncio.Task[list[WrittenFile]] | None = None
         self._clearing: asyncio.Task[None] | None = None
         self._lease = Lease(self._lease_ended, clock=with_.lease_clock)
@@ -172,7 +173,7 @@ class CheckpointDesk:
             self._end(save, keep_folder=published is not None)
         ended = self._ended.remember(checkpoint_id)
         if published is not None:
-            self.last = LastSnapshot(published, ended.mark)
+            self.last = self.last.or_newer(published, ended.mark)
         return ended.pause_s
 
     # --- begin --------------------------------------------------------------------------------
@@ -193,12 +194,17 @@ class CheckpointDesk:
         return None
 
     async def _begin(self, save: Save, name: str | None) -> BeginAnswer:
+        tmp = snapshot = ""
         try:
             refused = await self._look(name)
-            if refused is None:
-                names = await asyncio.to_thread(
-                    self._with.folder.reserve, save.checkpoint_id, self._job.incarnation
-                )
+            # A slow one that has ended meanwhile must not sweep what the next save writes in.
+            async with self._at_the_folder:
+                if refused is None and not save.ended:
+                    refused = await self._no_room()
+                if refused is None and not save.ended:
+                    tmp, snapshot = await asyncio.to_thread(
+                        self._with.folder.reserve, save.checkpoint_id, self._job.incarnation
+                    )
         except BaseException:
             self._let_go(save)
             raise
@@ -211,13 +217,13 @@ class CheckpointDesk:
         return BeginAnswer(
             agreed=True,
             incarnation=self._job.incarnation,
-            folder=names[0],
-            snapshot=names[1],
+            folder=tmp,
+            snapshot=snapshot,
             settings=self._job.config.save,
         )
 
     async def _look(self, name: str | None) -> BeginAnswer | None:
-        """Everything that would make the save fail later, before anything stands still."""
+        """What would make the save fail later, but for the disk, before anything stands still."""
         if name is None and self.last.mark is not None:
             try:
                 async with asyncio.timeout(self._job.config.data_plane_timeout_s):
@@ -244,6 +250,10 @@ class CheckpointDesk:
         closed = sorted(s.server for s in servers if s.phase is not Phase.OPEN)
         if closed:
             return self._refused("server_unfit", f"not open: {', '.join(closed)}")
+        return None
+
+    async def _no_room(self) -> BeginAnswer | None:
+        """The refusal, if too little space is free for another snapshot."""
         newest = await asyncio.to_thread(self._with.folder.newest_bytes)
         need = max(_LEAST_FREE_BYTES, _TIMES_THE_NEWEST * newest)
         free = await asyncio.to_thread(self._with.folder.free_bytes)

@@ -74,18 +74,22 @@ class JobFolder:
         return next((name for name in self.named(TMP) if is_of(name, checkpoint_id)), None)
 
     def make_tmp(self, checkpoint_id: str) -> str:
-        """Make the unpublished folder with its parts, under the next number."""
+        """Make the unpublished folder, under the next number; `make_parts` comes next."""
         taken = self.named(SNAPSHOT, TMP, TRASH)
         snapshot = snapshot_of(number_of(taken[0]) + 1 if taken else 1)
         tmp = f"tmp_{snapshot}-{checkpoint_id[:_ID_LENGTH]}"
-        # Built as trash and renamed, so that a crash leaves nothing that looks reserved.
-        building = self.path / f"trash_{snapshot}-{uuid4()}"
-        for part in PARTS:
-            (building / part).mkdir(parents=True)
-        sync_folder(building)
-        os.rename(building, self.path / tmp)
+        (self.path / tmp).mkdir()
         sync_folder(self.path)
         return tmp
+
+    def make_parts(self, tmp: str) -> None:
+        """Make the parts that an unpublished folder lacks: its maker may have died over them.
+
+        In the folder itself: trash is emptied by whoever prunes at the same time.
+        """
+        for part in PARTS:
+            (self.path / tmp / part).mkdir(exist_ok=True)
+        sync_folder(self.path / tmp)
 
     def to_trash(self, names: Iterable[str]) -> list[str]:
         """Rename folders to trash; answers the new names of those that were still there."""
@@ -107,10 +111,10 @@ class JobFolder:
         highest = number_of(taken[0]) if taken else 0
         for name in self.named(TRASH):
             if number_of(name) < highest:
-                shutil.rmtree(self.path / name, onerror=_unless_gone)
-                continue
-            with contextlib.suppress(FileNotFoundError):  # another process deletes it too
-                _empty(self.path / name)
+                _remove(self.path / name)
+            elif _is_folder(self.path / name):
+                with contextlib.suppress(FileNotFoundError):  # another process deletes it too
+                    _empty(self.path / name)
 
     def replace_file(self, tmp: str, name: str, data: bytes) -> None:
         """Put a file on top of an unpublished folder: complete and synced, or not at all.
@@ -138,10 +142,19 @@ class JobFolder:
 
 def _empty(folder: Path) -> None:
     for part in folder.iterdir():
-        if part.is_dir() and not part.is_symlink():
-            shutil.rmtree(part, onerror=_unless_gone)
-        else:
-            part.unlink(missing_ok=True)
+        _remove(part)
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether what is in it is ours; what a symlink leads to is not."""
+    return path.is_dir() and not path.is_symlink()
+
+
+def _remove(path: Path) -> None:
+    if _is_folder(path):
+        shutil.rmtree(path, onerror=_unless_gone)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _unless_gone(_function: object, _path: object, failure: object) -> None:

@@ -47,6 +47,7 @@ class GenerationServer:
         """Start serving at once: after a restart by Ray nobody calls `ready`."""
         self._config = config
         self._incarnation = incarnation
+        self._came_back = bool(ray.get_runtime_context().was_current_actor_reconstructed)
         self._serving: Future[str] = Future()
         threading.Thread(target=self._serve, name="generation", daemon=True).start()
 
@@ -74,7 +75,7 @@ class GenerationServer:
             asyncio.run(self._run())
         except Exception as error:
             reason = type(error).__name__
-            if not self._serving.done():
+            if not self._serving.done() and not self._came_back:
                 self._serving.set_exception(error)  # for whoever asks `ready`
                 return
         _log.error("generation_ended", extra={"event": "generation_ended", "error": reason})

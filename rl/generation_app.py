@@ -17,6 +17,7 @@ import asyncio
 import hashlib
 import json
 import logging
+from array import array
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -289,20 +290,25 @@ def _row_of(
         completion = answer.json()
         choice = completion["choices"][0]
         row = StagingRow(
-            prompt_ids=completion["prompt_token_ids"],
-            generation_ids=choice["token_ids"],
+            prompt_ids=_ids(completion["prompt_token_ids"]),
+            generation_ids=_ids(choice["token_ids"]),
             log_probs=[token["logprob"] for token in choice["logprobs"]["content"]],
             response=canonical_json(_without_tokens(completion)),
             request_sha256=request_sha256,
             weight_version=weight_version,
             parent_key=parent_key,
         )
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
         raise ServerFault(
             f"the policy answered no token ids and log-probabilities ({type(error).__name__})",
             participant="policy",
         ) from None
     return row
+
+
+def _ids(found: Any) -> list[int]:
+    """Token ids as a row can hold them; whatever else is there raises."""
+    return array("i", found).tolist()
 
 
 def _without_tokens(completion: Mapping[str, Any]) -> dict[str, Any]:

@@ -118,8 +118,9 @@ def damaged(snapshot: str, file: str, reason: str) -> SnapshotDamaged:
 
 def _parse(folder: Path) -> tuple[SnapshotManifest, dict[str, Any]]:
     path = folder / MANIFEST
-    if path.is_symlink():
-        raise damaged(folder.name, MANIFEST, "it is a symlink")
+    for place, file in ((folder, "."), (path, MANIFEST)):
+        if place.is_symlink():
+            raise damaged(folder.name, file, "it is a symlink")
     try:
         raw = path.read_bytes()
     except OSError as error:

@@ -20,7 +20,7 @@ from pydantic import SecretStr
 
 from gym.client import GymClient
 from gym.logs import configure_logging
-from gym.protocol import StaleIncarnation, Status, WrittenFile
+from gym.protocol import DeadlineExceeded, StaleIncarnation, Status, WrittenFile
 from rl.actors import call
 from rl.errors import ActorLost, ControllerLost, ServerUnfit
 from rl.fleet import Fleet
@@ -204,12 +204,14 @@ class NemoGym:
             found: list[JoinedServer] = await call(
                 SINGLE_CONTROLLER, "servers", self._incarnation, limit_s=_CONTROLLER_S
             )
-        except ActorLost:
+        except (ActorLost, DeadlineExceeded) as silent:
             # Before the controller starts, a restore has handed the same list to this actor: it
             # never changes within an incarnation.
-            if self._servers is None:
-                raise ControllerLost("nobody knows which servers have joined") from None
-            return self._servers
+            if self._servers is not None:
+                return self._servers
+            if isinstance(silent, DeadlineExceeded):  # no run has failed: it is sent again
+                raise ActorLost("the controller is busy", participant=NEMO_GYM) from None
+            raise ControllerLost("nobody knows which servers have joined") from None
         return found
 
 

@@ -9,8 +9,9 @@ phase after `PATIENCE_S`, one that works on it is waited for.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from gym.client import GymClient, retry_until
 from gym.protocol import (
@@ -29,9 +30,12 @@ from gym.protocol import (
     TurnpointError,
     WrittenFile,
 )
+from rl.errors import ServersMissing
 from rl.fleet import Answered, Fleet, each, own_files, report
 from rl.messages import JoinedServer, ServerReport
 from rl.save_phases import RESUME, UNREACHABLE_S
+
+T = TypeVar("T")
 
 RESTORE = (Kind.MODEL, Kind.AGENT, Kind.RESOURCE)
 DROP = (Kind.AGENT, Kind.MODEL, Kind.RESOURCE)
@@ -51,8 +55,9 @@ async def restore(
     """Have every server load its part: models, then agents, then resources; all stay closed.
 
     Raises:
-        TurnpointError: A server's refusal (`digest_mismatch` names the file), or it does not
-            answer. What other servers have restored stays, closed, until `reset_servers`.
+        ServersMissing: A server does not answer.
+        TurnpointError: A server's refusal (`digest_mismatch` names the file). What other servers
+            have restored stays, closed, until `reset_servers`.
     """
 
     async def call(server: JoinedServer) -> RestoreAnswer:
@@ -67,7 +72,7 @@ async def restore(
 
     done: list[Answered[RestoreAnswer]] = []
     for kind in RESTORE:
-        done += await each(fleet.of(kind), call, patience_s=PATIENCE_S)
+        done += await _each(fleet.of(kind), call)
     return done
 
 
@@ -81,7 +86,7 @@ async def discard(fleet: Fleet, restore_id: str, rollout_ids: Sequence[str]) -> 
         await fleet.client.discard(server.url, server.name, request)
 
     for kind in DROP:
-        await each(fleet.of(kind), call, patience_s=PATIENCE_S)
+        await _each(fleet.of(kind), call)
 
 
 async def resume_restored(fleet: Fleet, restore_id: str) -> list[ServerReport]:
@@ -89,7 +94,8 @@ async def resume_restored(fleet: Fleet, restore_id: str) -> list[ServerReport]:
 
     Raises:
         InvalidPhase: A server answered and is not open: what it had restored was dropped.
-        TurnpointError: A server's refusal, or it does not answer: the job has ended.
+        ServersMissing: A server does not answer: the job has ended.
+        TurnpointError: A server's refusal: the same.
     """
 
     async def call(server: JoinedServer) -> ResumeAnswer:
@@ -105,9 +111,30 @@ async def resume_restored(fleet: Fleet, restore_id: str) -> list[ServerReport]:
 
     reports: list[ServerReport] = []
     for kind in RESUME:
-        answers = await each(fleet.of(kind), call, patience_s=PATIENCE_S)
+        answers = await _each(fleet.of(kind), call)
         reports += [report(item) for item in answers]
     return reports
+
+
+async def _each(
+    servers: Sequence[JoinedServer], call: Callable[[JoinedServer], Awaitable[T]]
+) -> list[Answered[T]]:
+    """Call every server at once.
+
+    Raises:
+        ServersMissing: One could not be reached for `PATIENCE_S`. Not `ServerUnreachable`, which
+            Temporal would try again for half an hour: a process that is gone does not come back
+            as the one that joined.
+    """
+    try:
+        return await each(servers, call, patience_s=PATIENCE_S)
+    except ServerUnreachable as gone:
+        raise ServersMissing(
+            f"{gone.participant} does not answer any more; look at its log, start it awaiting a "
+            "restore, and restore again",
+            participant=gone.participant,
+            details={"servers": [gone.participant]},
+        ) from None
 
 
 async def reset_servers(

@@ -164,6 +164,9 @@ class RolloutPump:
                 )
             finally:
                 self._taking.discard(result.rollout_id)
+            if any(run.state is RunState.FAILED for run in record.runs):
+                # A call of theirs may have been staged after they had failed.
+                await self._job.data_plane(self._clear_staged(record))
             self._group(result.rollout_id)
         self._acknowledgements.send(record)
 
@@ -198,8 +201,10 @@ class RolloutPump:
         self._job.rows_put += 1
 
     async def _clear_staged(self, record: RolloutRecord) -> None:
+        """Clear what was staged for the rollout; what a finished one owns stays."""
+        owned = set(record.staging_keys) if record.finished else set()
         names = {capture_key(record.rollout_id, run.attempt_index) for run in record.runs}
-        staged = await self._data_plane.keys(STAGING)
+        staged = await self._data_plane.keys(STAGING) - owned
         await self._data_plane.clear(STAGING, [k for k in staged if k.split("/")[1] in names])
 
     def _group(self, rollout_id: str) -> None:

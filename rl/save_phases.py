@@ -66,9 +66,9 @@ async def prepare(
             that each server gets by the call. Raises when they are over.
 
     Raises:
-        NotReady: Servers of a kind were not ready in time, or one did not answer for a lease,
-            be it one of a later kind; `details["blockers"]` lists every blocker: server, who,
-            where, for how long.
+        NotReady: Servers of a kind were not ready in time, or one, of whatever kind, did not
+            answer for a lease; `details["blockers"]` lists every blocker: server, who, where, for
+            how long.
         TurnpointError: A server's refusal.
     """
     deadline = time.monotonic() + budget
@@ -84,14 +84,18 @@ async def prepare(
         )
         return await fleet.client.prepare(server.url, server.name, request)
 
-    for place, kind in enumerate(PREPARE):
-        later, patience_s = fleet.of(*PREPARE[place + 1 :]), driven_s()
+    for kind in PREPARE:
+        patience_s = driven_s()
         asking = each(
             fleet.of(kind),
             lambda server: _or_silent(call, server, deadline, time.monotonic() + driven_s()),
             None,
         )
-        answers = await _unless_silent(asking, fleet, later, patience_s)
+        try:
+            answers = await _unless_silent(asking, fleet, patience_s)
+        except Silent as silent:
+            _refuse([_no_answer(name, age_s) for name, age_s in silent.servers.items()])
+            raise  # `_refuse` has raised: somebody is silent
         _demand_ready(answers)
         for item in answers:
             counts = item.answer.counts if isinstance(item.answer, PrepareAnswer) else Counts()
@@ -113,7 +117,7 @@ async def commit(
     Raises:
         StaleCheckpoint: Nobody drives the save any more.
         DeadlineExceeded: A server has not answered in time.
-        ServerUnreachable: One could not be reached for a whole lease.
+        NotHeld: One could not be reached for a whole lease.
         ServerFault: A server names files outside its own folder.
         TurnpointError: A server's refusal.
     """
@@ -136,8 +140,16 @@ async def commit(
     done: list[Answered[CommitAnswer]] = []
     for kind in COMMIT:
         # With nobody left to drive it, no further server is asked; and one that cannot be reached
-        # for a whole lease has lost it: waiting on would keep the others paused for nothing.
-        answers = await each(fleet.of(kind), call, deadline, patience_s=driven_s())
+        # for a whole lease has lost it: waiting on would keep the others paused for nothing, and
+        # so would Temporal, which tries again, up to the deadline, what may pass.
+        patience_s = driven_s()
+        asking = each(fleet.of(kind), call, deadline, patience_s=patience_s)
+        try:
+            answers = await _unless_silent(asking, fleet, patience_s)
+        except Silent as silent:
+            raise _not_held(dict.fromkeys(silent.servers, ServerUnreachable.code)) from None
+        except ServerUnreachable as gone:
+            raise _not_held({str(gone.participant): gone.code}) from None
         done += answers
         if kind is Kind.AGENT:
             indexes += [
@@ -173,12 +185,7 @@ async def confirm_held(fleet: Fleet, checkpoint_id: str, budget: float = 5.0) ->
         if (reason := _why_not_held(item.answer, checkpoint_id)) is not None
     }
     if lost:
-        first, reason = next(iter(lost.items()))
-        raise NotHeld(
-            f"{len(lost)} servers no longer have this checkpoint, first {first}: {reason}",
-            participant=first,
-            details={"servers": lost},
-        )
+        raise _not_held(lost)
     return [
         report(item, counts=item.answer.counts)
         for item in answers
@@ -276,20 +283,28 @@ async def _or_silent(
         return Blocker(rollout_id=None, where="no_answer", age_s=age_s)
 
 
-async def _unless_silent(
-    asking: Coroutine[Any, Any, T], fleet: Fleet, later: list[JoinedServer], patience_s: float
-) -> T:
-    """The answers of a kind, unless a server of a later one is silent for a whole lease."""
-    names = {server.name for server in later}
-    try:
-        return await unless_silent(asking, names, lambda: statuses(fleet, later), patience_s)
-    except Silent as silent:
-        blockers: list[dict[str, Any]] = []
-        for name, age_s in silent.servers.items():
-            blocker = Blocker(rollout_id=None, where="no_answer", age_s=age_s)
-            blockers.append({"server": name, **blocker.model_dump(mode="json")})
-        _refuse(blockers)
-        raise  # `_refuse` has raised: somebody is silent
+async def _unless_silent(asking: Coroutine[Any, Any, T], fleet: Fleet, patience_s: float) -> T:
+    """The answers of a kind, unless a server of whatever kind is silent for a whole lease.
+
+    Raises:
+        Silent: One is: it has lost the checkpoint, and the others wait for nothing.
+    """
+    names = {server.name for server in fleet.controlled}
+    return await unless_silent(asking, names, lambda: statuses(fleet), patience_s)
+
+
+def _no_answer(server: str, age_s: float) -> dict[str, Any]:
+    blocker = Blocker(rollout_id=None, where="no_answer", age_s=age_s)
+    return {"server": server, **blocker.model_dump(mode="json")}
+
+
+def _not_held(lost: dict[str, str]) -> NotHeld:
+    first, reason = next(iter(lost.items()))
+    return NotHeld(
+        f"{len(lost)} servers no longer have this checkpoint, first {first}: {reason}",
+        participant=first,
+        details={"servers": lost},
+    )
 
 
 def _demand_ready(answers: Sequence[Answered[PrepareAnswer | Blocker]]) -> None:
@@ -324,6 +339,8 @@ async def _quiet(fleet: Fleet, checkpoint_id: str, deadline: float, patience_s: 
             if busy:  # too little was left for this look: the last one says what was waited for
                 _refuse(busy)
             raise
+        except ServerUnreachable as gone:
+            _refuse([_no_answer(str(gone.participant), time.monotonic() - started)])
         busy = []
         for item in found:
             status, name = item.answer, item.server.name

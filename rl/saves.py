@@ -7,6 +7,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from gym.protocol import StaleCheckpoint, WrittenFile
+from rl.folder_names import number_of
 from rl.messages import SINGLE_CONTROLLER, BeginAnswer, CutAnswer
 
 _REMEMBERED = 1024
@@ -47,6 +48,12 @@ class LastSnapshot:
 
     name: str | None = None
     mark: Mark | None = None
+
+    def or_newer(self, name: str, mark: Mark | None) -> LastSnapshot:
+        """The newer of this one and `name`: an older save may be told of once more, late."""
+        if self.name is not None and number_of(name) < number_of(self.name):
+            return self
+        return LastSnapshot(name, mark)
 
 
 class EndedSaves:

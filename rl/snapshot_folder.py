@@ -89,6 +89,7 @@ class SnapshotFolder:
             raise StaleCheckpoint(f"this checkpoint is published as {published}")
         try:
             tmp = self._names.tmp_of(checkpoint_id) or self._names.make_tmp(checkpoint_id)
+            self._names.make_parts(tmp)
             self.sweep(below=number_of(tmp))
             self._names.empty_trash()
             self._names.remove_stray_files(below=number_of(tmp))
@@ -355,7 +356,7 @@ class SnapshotFolder:
         folder = self.path / name
         if not SNAPSHOT.match(name) or not os.path.lexists(folder):
             raise self._not_found(name)
-        return folder
+        return folder  # whatever it is: what is no folder of files is damaged, and not overlooked
 
     def _not_found(self, which: str) -> NotFound:
         return NotFound(

@@ -44,7 +44,14 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], Any]]] = {
         ".",
         lambda at: (at.rename(at.parent / "kept"), at.symlink_to("snapshot_000001")),
     ),
-    "a file": (".", lambda at: (at.rename(at.parent / "kept"), at.write_bytes(b""))),
+    "moved away": (
+        ".",
+        lambda at: (at.rename(at.parent / "kept"), at.symlink_to(at.parent / "kept")),
+    ),
+    "a file": (
+        "manifest.json",
+        lambda at: (at.rename(at.parent / "kept"), at.write_bytes(b"")),
+    ),
 }
 
 

@@ -2,7 +2,9 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -185,6 +187,20 @@ async def test_unchanged_since_the_last_snapshot(tmp_path: Path) -> None:
     assert await _refusal(world, "c4") is None  # c3 published nothing
 
 
+async def test_an_older_snapshot_that_is_told_of_late_is_not_the_newest(tmp_path: Path) -> None:
+    """A worker that stood still over its resume sends it once more, after the next save.
+
+    Break: rl/saves.py: take whatever was told of last.
+    """
+    world = await _running(tmp_path)
+    await _published(world)
+    world.plane.stage("1/p0_g1/call-0")
+    await _published(world, B)
+    world.controller.resume_checkpoint(A, "snapshot_000001")
+    assert world.controller.status().last_snapshot == "snapshot_000002"
+    assert await _refusal(world, "c1") == "unchanged"
+
+
 async def test_a_mutation_since_the_last_snapshot_is_a_change(tmp_path: Path) -> None:
     world = await _running(tmp_path)
     await _published(world)
@@ -239,6 +255,46 @@ async def test_a_resume_during_begin_wins(tmp_path: Path) -> None:
         await begin
     assert world.folder.discarded[-1] == A
     assert world.controller.status().checkpoint_id is None
+
+
+async def test_a_slow_begin_that_has_ended_touches_nothing_of_the_next_save(
+    tmp_path: Path,
+) -> None:
+    """What it sweeps or makes room by would be the folder that the next save writes in.
+
+    Break: rl/checkpoint.py: let two begins look at the folder at the same time.
+    """
+    world = await _running(tmp_path)
+    slow, done = threading.Event(), []
+    looks = iter([slow.wait])
+
+    def newest_bytes() -> int:
+        next(looks, lambda: None)()
+        return 0
+
+    world.folder.newest_bytes = newest_bytes  # type: ignore[method-assign]
+    for name in ("make_room", "reserve"):
+        world.folder.__dict__[name] = _noted(getattr(world.folder, name), name, done)
+    first = asyncio.create_task(world.controller.begin_checkpoint(A, "first"))
+    await asyncio.sleep(0.05)
+    world.controller.resume_checkpoint(A, None)
+    second = asyncio.create_task(world.controller.begin_checkpoint(B, "second"))
+    await asyncio.wait({second}, timeout=0.1)
+    world.folder.free = 0
+    world.folder.left_over = 1 << 40
+    slow.set()
+    with pytest.raises(StaleCheckpoint):
+        await first
+    assert (await second).agreed
+    assert done[-1] == ("reserve", B)
+
+
+def _noted(work: Callable[..., Any], name: str, done: list[tuple[str, object]]) -> Any:
+    def noting(*given: Any) -> Any:
+        done.append((name, given[0]))
+        return work(*given)
+
+    return noting
 
 
 # --- close admission --------------------------------------------------------------------------

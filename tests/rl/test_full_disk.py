@@ -77,7 +77,7 @@ def test_a_folder_that_may_not_be_written_is_told_apart_from_a_full_one(
     def read_only(*_: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(os, "rename", read_only)
+    monkeypatch.setattr(os, "mkdir", read_only)
     with pytest.raises(NotWritten, match="Read-only file system") as caught:
         folder.reserve(FIRST, 1)
     assert caught.value.code == "not_written"

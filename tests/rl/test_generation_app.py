@@ -224,6 +224,55 @@ async def test_an_answer_without_tokens_is_a_fault() -> None:
     assert (answer.status_code, answer.json()["code"]) == (502, "server_fault")
 
 
+def _set(place: str, value: object) -> Callable[[dict[str, Any]], object]:
+    def change(answer: dict[str, Any]) -> None:
+        part: Any = answer
+        *path, last = place.split(".")
+        for name in path:
+            part = part[int(name) if name.isdecimal() else name]
+        part[last] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        _set("prompt_token_ids", None),
+        _set("prompt_token_ids", ["12"]),
+        _set("prompt_token_ids", [1 << 40]),
+        _set("choices", []),
+        _set("choices", [None]),
+        _set("choices.0.token_ids", None),
+        _set("choices.0.token_ids", [0.5]),
+        _set("choices.0.logprobs", None),
+        _set("choices.0.logprobs", {"content": []}),
+    ],
+)
+async def test_an_answer_that_makes_no_row_is_a_fault_and_not_asked_for_again(
+    odd: Callable[[dict[str, Any]], object],
+) -> None:
+    """Another status than a typed fault is taken for one that passes: the call would never end.
+
+    Break: rl/generation_app.py: build the row, and find out what it lacks when it is staged.
+    """
+    policy, plane = Policy(), Plane()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        body = completion(Script(), json.loads(request.content), "p0_g0", 0)
+        body["choices"][0]["token_ids"] = body["choices"][0]["token_ids"][:1]
+        content = body["choices"][0]["logprobs"]["content"]
+        body["choices"][0]["logprobs"]["content"] = content[:1]
+        odd(body)
+        return httpx.Response(200, json=body)
+
+    policy.refuse = answer
+    async with endpoint(policy, plane) as http:
+        refused = await ask(http)
+    assert (refused.status_code, refused.json()["code"]) == (502, "server_fault")
+    assert plane.rows == {}
+
+
 async def test_calls_without_a_model_call_id_are_passed_through() -> None:
     policy, plane = Policy(), Plane()
     inner = {"model_call_id": None, "request_id": "p0_g0/verify/0"}

@@ -185,6 +185,28 @@ async def test_a_server_that_dies_while_agents_are_waited_for_is_named_within_a_
     assert "tools" not in fakes.asked("prepare")
 
 
+@pytest.mark.parametrize("silent", ["policy_model", "agent_b"])
+async def test_any_server_that_stands_still_is_named_within_a_lease(
+    fakes: FakeFleet, fleet: Fleet, silent: str
+) -> None:
+    """It has lost its lease: the others would stand still for a save that cannot be published.
+
+    Break: rl/save_phases.py: look at servers of later kinds alone, or not while all commit.
+    """
+    for operation in ("prepare", "commit"):
+        fakes["agent_a"].hang(operation)
+    fakes["agent_b"].hang("prepare")
+    fakes["agent_b"].hang("commit")
+    fakes[silent].hang("status")
+    began = time.monotonic()
+    with pytest.raises(NotReady, match=f"first on {silent}: no_answer"):
+        await save_phases.prepare(fleet, CHECKPOINT, 60, lambda: 1.0)
+    with pytest.raises(NotHeld, match=f"first {silent}") as lost:
+        await save_phases.commit(fleet, CHECKPOINT, 60, Path("/s"), lambda: 1.0)
+    assert lost.value.details["servers"] == {silent: "server_unreachable"}
+    assert time.monotonic() - began < 15
+
+
 async def test_servers_get_what_is_left_of_the_budget(fakes: FakeFleet, fleet: Fleet) -> None:
     """Invariant 3. Break: rl/save_phases.py: ask with `lease_s=30.0` in `prepare`; seen red."""
     fakes["policy_model"].hang("prepare", 0.5)

@@ -184,6 +184,26 @@ async def test_a_closed_agent_and_a_lost_connection_are_met_by_the_same_call(
     assert {asked.headers["x-turnpoint-attempt"] for asked in sent} == {"0"}
 
 
+@pytest.mark.parametrize("status", [502, 503, 504])
+async def test_a_gateway_that_answers_in_the_agents_place_fails_no_run(
+    fakes: FakeFleet, runs: Runs, status: int
+) -> None:
+    """An hour of turns would start over, for a proxy that was restarted.
+
+    Break: gym/client.py: take its answer for the agent's. An agent's own has a code.
+    """
+    own = JSONResponse(ServerFault("the agent failed on this run").body(), status_code=502)
+    _serve(fakes, own)
+    with pytest.raises(ServerFault):
+        await runs.run(_request())
+    _serve(fakes, JSONResponse({"detail": "bad gateway"}, status_code=status))
+    running = asyncio.create_task(runs.run(_request()))
+    await _until(lambda: len(fakes.asked("run")) == 3)
+    assert not running.done()
+    _serve(fakes)
+    assert (await asyncio.wait_for(running, 10)).reward == 1.0
+
+
 async def test_a_ledger_that_does_not_answer_is_asked_again(fakes: FakeFleet, runs: Runs) -> None:
     _serve(fakes)
     await fakes["policy_model"].stop()

@@ -121,3 +121,34 @@ def test_of_other_lines_trash_only_the_folder_that_holds_the_highest_number_stay
     trash = [name for name in os.listdir(folder.path) if name.startswith("trash_")]
     assert [name.rpartition("_")[2][:6] for name in trash] == ["000004"]
     _saves(folder, range(5, 6), incarnation=2)
+
+
+def test_a_snapshot_that_was_moved_away_is_neither_counted_nor_deleted_nor_in_the_way(
+    folder: SnapshotFolder, tmp_path: Path
+) -> None:
+    """Break: rl/manifest.py: follow a symlink: its trash cannot be removed, nor anything saved."""
+    _start(folder)
+    _saves(folder, range(1, 4))
+    moved = folder.path / "snapshot_000002"
+    moved.rename(tmp_path / "kept")
+    moved.symlink_to(tmp_path / "kept")
+    assert folder.prune(1).removed == ["snapshot_000001"]
+    assert moved.is_symlink() and (tmp_path / "kept" / "manifest.json").is_file()
+    _saves(folder, range(4, 5))
+
+
+@pytest.mark.parametrize("number", [1, 9])
+def test_trash_that_is_no_folder_is_in_nobodys_way_and_is_not_followed(
+    folder: SnapshotFolder, tmp_path: Path, number: int
+) -> None:
+    """Break: rl/folder_names.py: `rmtree` whatever is there, or empty what it leads to."""
+    _start(folder)
+    _saves(folder, range(1, 4))
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "file").write_bytes(b"")
+    (folder.path / f"trash_snapshot_{number:06d}-link").symlink_to(tmp_path / "outside")
+    (folder.path / f"trash_snapshot_{number:06d}-file").write_bytes(b"")
+    folder.make_room(1)
+    left = [name for name in os.listdir(folder.path) if name.startswith("trash_")]
+    assert len(left) == (0 if number == 1 else 2)
+    assert (tmp_path / "outside" / "file").exists()

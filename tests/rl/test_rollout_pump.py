@@ -179,6 +179,30 @@ async def test_a_failed_run_is_started_over_with_nothing_of_it(tmp_path: Path) -
     await until(lambda: world.controller.job.ledger["p0_g0"].finished)
 
 
+async def test_what_a_failed_run_stages_late_goes_when_the_rollout_is_finished(
+    tmp_path: Path,
+) -> None:
+    """The endpoint ends no call whose caller has left; its row would stay in every snapshot.
+
+    Break: rl/rollout_pump.py: clear only when a run fails.
+    """
+    world = World(tmp_path, rows=1)
+    await world.start()
+    world.plane.stage("1/p0_g0/call-0")
+    world.gym.runs["p0_g0", 0].set_exception(SessionUncertain("a handler raised"))
+    await until(lambda: ("p0_g0", 1) in world.gym.sent)
+    world.plane.stage("1/p0_g0/call-1")
+    world.plane.stage("1/p0_g1/call-0")
+    world.gym.finish("p0_g0", 1)
+    await until(lambda: world.controller.status().finished == 1)
+    await until(lambda: world.gym.acknowledged)
+    assert set(world.plane.rows["rollout_staging"]) == {
+        "1/p0_g0-a1/call-0",
+        "1/p0_g0-a1/call-1",
+        "1/p0_g1/call-0",
+    }
+
+
 async def test_after_max_runs_the_rollout_is_in_the_rows_once_without_reward(
     tmp_path: Path,
 ) -> None:

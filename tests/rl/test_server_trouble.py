@@ -60,6 +60,10 @@ async def _commit(fleet: Fleet) -> None:
     await save_phases.commit(fleet, CHECKPOINT, DEADLINE_S, Path("/s"), driven)
 
 
+async def _quiet(fleet: Fleet) -> None:
+    await save_phases._quiet(fleet, CHECKPOINT, time.monotonic() + DEADLINE_S, LEASE_S)
+
+
 async def _cut(fleet: Fleet) -> None:
     await save_phases.confirm_held(fleet, CHECKPOINT, LEASE_S)
 
@@ -68,11 +72,17 @@ async def _restore(fleet: Fleet) -> None:
     await restore_phases.restore(fleet, "restore-1", CHECKPOINT, Path("/s"), [])
 
 
+async def _resume(fleet: Fleet) -> None:
+    await restore_phases.resume_restored(fleet, "restore-1")
+
+
 POINTS = {
     "before the save": ("prepare", _prepare),
+    "prepared": ("status", _quiet),
     "between prepare and commit": ("commit", _commit),
     "between commit and cut": ("status", _cut),
     "at restore": ("restore", _restore),
+    "at the end of a restore": ("resume", _resume),
 }
 
 
@@ -81,10 +91,14 @@ POINTS = {
 async def test_trouble_is_told_soon_with_the_server_named(
     fakes: FakeFleet, fleet: Fleet, monkeypatch: pytest.MonkeyPatch, point: str, trouble: str
 ) -> None:
-    """Break: repeat a commit until its deadline. All stood still for five minutes."""
+    """Break: repeat a commit until its deadline. All stood still for five minutes.
+
+    Break: rl/save_phases.py: let `server_unreachable` rise from a commit: Temporal repeats it.
+    Break: rl/restore_phases.py: let it rise from a phase of a restore.
+    """
     monkeypatch.setattr(restore_phases, "PATIENCE_S", LEASE_S)
     operation, phase = POINTS[point]
-    fakes.hold(CHECKPOINT)
+    fakes.hold("restore-1" if operation == "resume" else CHECKPOINT)
     await make(trouble, fakes, operation)
     began = time.monotonic()
     with pytest.raises(TurnpointError) as caught:
@@ -93,11 +107,17 @@ async def test_trouble_is_told_soon_with_the_server_named(
     error = caught.value
     assert error.participant == "counter"
     assert "secret text" not in str(error)
+    # Temporal would repeat the phase to its deadline, and all would stand still.
+    assert not error.retryable or error.code == "not_ready"
     if point == "between commit and cut":
         assert (error.code, error.details["servers"]) == ("not_held", {"counter": CODES[trouble]})
-    elif (point, trouble) == ("before the save", "down"):
+    elif (point, trouble) in (("before the save", "down"), ("prepared", "down")):
         assert error.code == "not_ready"
         assert error.details["blockers"][0]["where"] == "no_answer"
+    elif (point, trouble) == ("between prepare and commit", "down"):
+        assert (error.code, error.details["servers"]) == ("not_held", {"counter": CODES[trouble]})
+    elif trouble == "down":
+        assert error.code == "servers_missing"
     else:
         assert error.code == CODES[trouble]
 

@@ -124,6 +124,25 @@ def _reserve_at(case: Case, point: int) -> tuple[Case, Reserved] | None:
     return (case, found[0]) if found else None
 
 
+def test_a_prune_at_the_same_time_takes_nothing_out_of_what_is_reserved(tmp_path: Path) -> None:
+    """Break: rl/folder_names.py: build the folder as trash, which a prune empties meanwhile."""
+    for point in range(100):
+        case, met = Case(tmp_path / str(point)), []
+
+        def before(number: int, at: int = point, case: Case = case, met: list[int] = met) -> None:
+            if number == at:
+                met.append(number)
+                JobFolder(case.folder.path).empty_trash()
+
+        with at_each_step(before, lambda _: None):
+            reserved = case.folder.reserve("cccccccc-3", 1)
+        parts = sorted(path.name for path in (case.folder.path / reserved.tmp).iterdir())
+        assert parts == ["data_plane", "gym", "rl"], point
+        if not met:
+            break
+    assert 5 < point < 99
+
+
 def test_a_slow_reserve_removes_no_manifest_that_is_being_written(tmp_path: Path) -> None:
     """Break: remove every stray file."""
     case = Case(tmp_path / "0")
