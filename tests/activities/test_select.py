@@ -48,10 +48,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], Any]]] = {
         ".",
         lambda at: (at.rename(at.parent / "kept"), at.symlink_to(at.parent / "kept")),
     ),
-    "a file": (
-        "manifest.json",
-        lambda at: (at.rename(at.parent / "kept"), at.write_bytes(b"")),
-    ),
+    "a file": (".", lambda at: (at.rename(at.parent / "kept"), at.write_bytes(b""))),
 }
 
 
