@@ -37,7 +37,7 @@ from rl.messages import (
     Workload,
 )
 from rl.nemo_gym import nemo_gym
-from rl.one_job import refuse_other_job
+from rl.one_job import refuse_other_job, stands_in_the_way
 from rl.single_controller import single_controller
 from rl.transfer_queue import CONTROLLER_NAMESPACE
 
@@ -284,7 +284,7 @@ async def start_fresh(
 
     Raises:
         OtherJob: The cluster holds another job; nothing was touched.
-        JobAlive: This job lives in it.
+        JobAlive: This job lives in it, or is being restored.
         DatasetInvalid: `file:line` of a row that does not parse, or is for an agent that the
             job has not.
         Superseded: Somebody else has started or restored the job meanwhile.
@@ -303,7 +303,7 @@ async def start_fresh(
     if found is not None and found.incarnation == mine:
         if found.state is not JobPhase.STARTING:
             return found.incarnation
-    elif found is not None and not found.state.is_over and not replace:
+    elif found is not None and stands_in_the_way(folder, found) and not replace:
         raise JobAlive(
             f"job {found.job_id} (incarnation {found.incarnation}) is {found.state} here",
             participant=SINGLE_CONTROLLER,

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from rl.messages import ControllerStatus, Workload
-from rl.one_job import refuse_other_job
+from rl.one_job import refuse_other_job, stands_in_the_way
 from workers import job_runs
 from workers.chronicle import Chronicle, LastSave, Summary
 from workers.cli_output import EXIT_FAILED, EXIT_NOT_REACHABLE, EXIT_TERMINATED, Output
@@ -168,7 +168,8 @@ class _Run:
         if now is not None and now.state == "finished" and not self._fresh:
             self._last = now
             raise FinishedAlready(now.incarnation)
-        if seen.silent or (now is not None and not now.state.is_over):
+        folder = self._settings.snapshot_place().job_folder
+        if seen.silent or (now is not None and stands_in_the_way(folder, now)):
             which = f" as incarnation {now.incarnation}" if now is not None else ""
             raise Refused(
                 f"job {self._settings.job_id} runs already{which}; follow it with `turnpoint "

@@ -27,6 +27,7 @@ from activities.schedule import set_schedule
 from gym.protocol import Phase
 from rl.errors import NoSnapshot, RayUnreachable
 from rl.messages import ControllerStatus, JobConfig, Workload
+from rl.one_job import stands_in_the_way
 from rl.snapshot_folder import SnapshotFolder
 from workers import ray_side
 from workers.errors import NotRunning, Refused
@@ -284,12 +285,13 @@ async def demand_no_job(settings: Settings) -> None:
         NotRunning: The cluster does not answer because the stack is down.
         RayUnreachable: It does not answer at the address that is named.
     """
+    config = settings.job_config()
     try:
-        now = await controller_status(settings, settings.job_config())
+        now = await controller_status(settings, config)
     except RayUnreachable as error:
         Stack(settings).refuse_if_down()
         raise RayUnreachable(f"{error.message} (ray_address: {settings.ray_address})") from None
-    if now is not None and not now.state.is_over:
+    if now is not None and stands_in_the_way(config.job_folder, now):
         raise Refused(
             f"job {now.job_id} runs already as incarnation {now.incarnation}; `turnpoint restore "
             "--replace` takes it back to the snapshot, `turnpoint down` ends it with its stack, "

@@ -12,10 +12,11 @@ from pydantic import SecretStr
 from gym.client import GymClient
 from gym.protocol import Kind
 from rl import incarnations, job
-from rl.errors import DatasetInvalid, Superseded
+from rl.errors import DatasetInvalid, JobAlive, Superseded
 from rl.job import LivingActor
-from rl.messages import SINGLE_CONTROLLER, JobConfig, ServerConfig, Workload
+from rl.messages import SINGLE_CONTROLLER, ControllerStatus, JobConfig, ServerConfig, Workload
 from tests.rl.fakes import AGENT, config
+from tests.workers.test_supervision import status
 
 
 class Servers(Exception):
@@ -27,6 +28,7 @@ class Start:
 
     Attributes:
         stalls_after: The step after which it stands still while a restore brings the job up.
+        answers: What the controller that is there says.
     """
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,6 +39,7 @@ class Start:
         self.there = [LivingActor(SINGLE_CONTROLLER, "turnpoint", "of the dead job")]
         self.done: list[Any] = []
         self.stalls_after: str | None = None
+        self.answers: ControllerStatus | None = None
         self._claim, self._monkeypatch = incarnations.claim, monkeypatch
         monkeypatch.setattr(incarnations, "claim", self._claimed_first)
         for name in ("alive_here", "actors", "kill_actors", "discover_and_join"):
@@ -70,8 +73,9 @@ class Start:
         self._monkeypatch.setattr(incarnations, "demand_newest", demanded)
         return incarnation
 
-    async def alive_here(self, _: JobConfig) -> None:
+    async def alive_here(self, _: JobConfig) -> ControllerStatus | None:
         self._stand_still("look")
+        return self.answers
 
     async def actors(self) -> list[LivingActor]:
         return list(self.there)
@@ -112,6 +116,27 @@ async def test_a_start_ends_what_is_left_of_the_dead_job_after_its_claim(start: 
     with pytest.raises(Servers):
         await start.begin()
     assert start.done == [KILLED, RESTARTED, "joined servers"]
+
+
+@pytest.mark.parametrize(
+    ("owner", "state", "refused"),
+    [
+        ({}, "starting", False),
+        ({}, "running", True),
+        ({"workflow_id": "w"}, "starting", True),
+        ({"workflow_id": "w"}, "restored", True),
+        ({}, "failed", False),
+    ],
+)
+async def test_a_start_that_died_on_its_way_is_no_life_and_a_restore_on_its_way_is_one(
+    start: Start, owner: dict[str, str], state: str, refused: bool
+) -> None:
+    """Break: rl/job.py: go by whether the job is over; the next `turnpoint run` is refused."""
+    incarnations.claim(start.config.job_folder, {"run_id": "another", **owner})
+    start.answers = status(state, incarnation=1)
+    with pytest.raises(JobAlive if refused else Servers):
+        await start.begin()
+    assert (start.done == []) is refused
 
 
 @pytest.mark.parametrize(

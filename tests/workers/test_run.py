@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rl import incarnations
 from tests.workers.conftest import Began
 from tests.workers.test_supervision import seen, sighting, status
 from workers import cli, cli_run, job_runs
@@ -60,6 +61,30 @@ def test_a_job_that_runs_is_refused(
     look.append(sighting(status()))
     assert cli.run(["run", "--json", "--fresh"]) == EXIT_REFUSED
     assert json.loads(capsys.readouterr().out)["error"]["code"] == "refused"
+
+
+@pytest.mark.parametrize(("owner", "refused"), [({}, False), ({"workflow_id": "w"}, True)])
+def test_a_start_that_died_before_it_was_through_is_no_job_that_runs(
+    look: list[JobSighting],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    owner: dict[str, str],
+    refused: bool,
+) -> None:
+    """Without a snapshot no restore could take it back. One by a workflow goes on by itself.
+
+    Break: workers/cli_run.py: go by whether the job is over.
+    """
+    job_folder = tmp_path / ".turnpoint" / "snapshots" / "demo"
+    for life in (1, 2):
+        incarnations.claim(job_folder, {"run_id": f"run-{life}", **owner})
+    look.append(sighting(status("starting", incarnation=2)))
+    if not refused:
+        with pytest.raises(Began):
+            cli.run(["run", "--detach"])
+        return
+    assert cli.run(["run", "--json", "--detach"]) == EXIT_REFUSED
+    assert "as incarnation 2" in json.loads(capsys.readouterr().out)["error"]["message"]
 
 
 @pytest.mark.parametrize("words", [[], ["--fresh"]])
