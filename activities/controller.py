@@ -25,6 +25,7 @@ from rl import incarnations
 from rl.actors import call
 from rl.errors import ActorLost, ControllerLost, OtherJob, RestoreNotFinished
 from rl.messages import SINGLE_CONTROLLER, JobConfig
+from rl.snapshot_folder import SnapshotFolder
 
 BEGIN_LIMIT_S = 25.0
 
@@ -49,8 +50,10 @@ class ControllerActivities:
         Raises:
             ControllerLost: No controller of this job answers: restore it.
             OtherJob: This worker, or the controller of its cluster, serves another job.
+            FolderError: The manifest could not be sealed: its key cannot be read here.
         """
         check_job(self._config, request.job_id)
+        await asyncio.to_thread(SnapshotFolder(self._config).demand_key)
         async with driving(self._client, None) as budget:
             try:
                 answer = await call(

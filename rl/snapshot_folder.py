@@ -72,6 +72,14 @@ class SnapshotFolder:
 
     # --- a save -------------------------------------------------------------------------------
 
+    def demand_key(self) -> None:
+        """Refuse a save that this process could not seal in the end.
+
+        Raises:
+            FolderError: A key is configured, and its file is empty or cannot be read.
+        """
+        read_key(self._config)
+
     def reserve(self, checkpoint_id: str, incarnation: int) -> Reserved:
         """Take the next number and make the unpublished folder with its three parts.
 

@@ -16,7 +16,14 @@ from activities.controller import ControllerActivities
 from activities.folder import FolderActivities
 from gym.protocol import Kind, Mode, Role
 from rl import incarnations
-from rl.errors import ActorLost, ControllerLost, NoSnapshot, SnapshotDamaged, TopologyMismatch
+from rl.errors import (
+    ActorLost,
+    ControllerLost,
+    FolderError,
+    NoSnapshot,
+    SnapshotDamaged,
+    TopologyMismatch,
+)
 from rl.messages import JobConfig, JoinedServer
 from rl.snapshot_folder import SnapshotFolder
 from rl.topology import topology_of
@@ -232,3 +239,12 @@ async def test_a_save_without_a_job_says_how_to_bring_it_back(
     incarnations.record_origin(config.job_folder, 2, "snapshot_000002")
     with pytest.raises(ControllerLost, match=r"`turnpoint run` starts it.*`turnpoint restore`"):
         await _begin(config, monkeypatch)
+
+
+async def test_without_its_key_a_save_is_refused_before_the_controller_is_asked(
+    config: JobConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Break: activities/controller.py: leave it to `publish`, with all rollouts waiting."""
+    gone = config.model_copy(update={"snapshot_key_file": tmp_path / "gone"})
+    with pytest.raises(FolderError, match="put the key back"):
+        await _begin(gone, monkeypatch)
