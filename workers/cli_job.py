@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Annotated
 
 import typer
+from rich import filesize
 from rich.table import Table
 
 from activities.contract import (
@@ -144,7 +145,7 @@ def _saved(result: SaveResult) -> str:
     pause = f"paused {result.pause_s:.2f} s" if result.pause_s is not None else "pause unknown"
     return (
         f"{result.snapshot}: {result.parked_rollouts} unfinished rollouts, "
-        f"{result.bytes} bytes, {pause}"
+        f"{filesize.decimal(result.bytes)}, {pause}"
     )
 
 

@@ -32,6 +32,9 @@ FIRST_LOOK_S = 60.0
 DOWN_S = 8.0
 """Of the grace period, what `--down` needs: Ray gets 5 s for its SIGTERM."""
 BUSY_PAUSE_S = 0.2
+_NOT_SUPERVISED = (
+    "nobody brings it back if a process is lost; follow it with `turnpoint status --follow`"
+)
 
 
 def run(
@@ -86,7 +89,7 @@ def run(
     command = _Run(settings, workload, output, fresh=fresh, grace_s=grace_s, down=down)
     if detach:
         begun = asyncio.run(command.begin_only())
-        output.result(begun, _sentence(begun) if isinstance(begun, Summary) else None)
+        output.result(begun, _sentence(begun) if isinstance(begun, Summary) else _NOT_SUPERVISED)
         if isinstance(begun, Summary) and all_failed(begun.finished, begun.failed):
             raise typer.Exit(EXIT_FAILED)
         return

@@ -87,6 +87,28 @@ def test_a_start_that_died_before_it_was_through_is_no_job_that_runs(
     assert "as incarnation 2" in json.loads(capsys.readouterr().out)["error"]["message"]
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_who_detaches_is_told_that_nobody_supervises_the_job(
+    look: list[JobSighting],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    as_json: bool,
+) -> None:
+    """Break: workers/cli_run.py: print the JSON to everybody."""
+
+    async def begin(*_: Any, **__: Any) -> job_runs.Begun:
+        return job_runs.Begun(incarnation=3, restored=None)
+
+    monkeypatch.setattr(job_runs, "begin", begin)
+    look.append(sighting(None))
+    assert cli.run(["run", "--detach", *(["--json"] if as_json else [])]) == EXIT_OK
+    told = capsys.readouterr().out
+    if as_json:
+        assert json.loads(told) == {"incarnation": 3, "restored": None}
+    else:
+        assert "nobody brings it back" in told and "turnpoint status --follow" in told
+
+
 @pytest.mark.parametrize("words", [[], ["--fresh"]])
 def test_the_cluster_of_another_job_is_refused(
     look: list[JobSighting], capsys: pytest.CaptureFixture[str], words: list[str]
