@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -18,7 +19,7 @@ from gym.agent_calls import Peer
 from gym.agent_server import AgentServerSettings, create_agent_app
 from gym.client import GymClient
 from gym.counter import Counter, CounterSettings
-from gym.protocol import Identity, JoinRequest, ServerUnreachable
+from gym.protocol import Identity, JoinRequest, ServerUnreachable, StatusRequest
 from gym.resource_server import create_resource_app
 from tests.gym.fleet import ROW, TOKEN, until
 from tests.ports import free_port
@@ -26,10 +27,29 @@ from tests.ports import free_port
 IDENTITY = Identity(incarnation=1, rollout_id="p0_g0", attempt=0)
 
 
+@dataclass
+class Stoppable:
+    """A server that serves, and can be told to stop."""
+
+    server: uvicorn.Server
+    client: GymClient
+    url: str
+    who: StatusRequest
+
+    async def stop_once_busy(self, name: str) -> None:
+        """Tell it to stop once a call has begun there, and not before."""
+        async with asyncio.timeout(10):
+            while not await self._is_busy(name):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        self.server.should_exit = True
+
+    async def _is_busy(self, name: str) -> bool:
+        counts = (await self.client.status(self.url, name, self.who)).counts
+        return counts.in_flight + counts.running > 0
+
+
 @asynccontextmanager
-async def stoppable(
-    app: FastAPI, port: int, name: str
-) -> AsyncIterator[tuple[uvicorn.Server, GymClient]]:
+async def stoppable(app: FastAPI, port: int, name: str) -> AsyncIterator[Stoppable]:
     config = uvicorn.Config(app, port=port, log_config=None, timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     server.capture_signals = contextlib.nullcontext  # type: ignore[assignment, method-assign]
@@ -38,8 +58,10 @@ async def stoppable(
         await until(lambda: server.started)
         async with GymClient(SecretStr(TOKEN)) as client:
             request = JoinRequest(job_id="job", incarnation=1)
-            await client.join(f"http://127.0.0.1:{port}", name, request)
-            yield server, client
+            url = f"http://127.0.0.1:{port}"
+            joined = await client.join(url, name, request)
+            who = StatusRequest(incarnation=1, instance_id=joined.instance_id)
+            yield Stoppable(server, client, url, who)
     finally:
         server.should_exit = True
         await serving
@@ -53,16 +75,15 @@ async def test_a_tool_of_a_stopped_server_has_no_output(tmp_path: Path) -> None:
     )
     app = create_resource_app(Counter(tool_delay_s=60), settings)
     async with (
-        stoppable(app, port, "counter") as (server, _),
+        stoppable(app, port, "counter") as stopped,
         httpx.AsyncClient(trust_env=False) as http,
     ):
-        peer = Peer("counter", f"http://127.0.0.1:{port}", http)
+        peer = Peer("counter", stopped.url, http)
         seeded = await peer.post("seed_session", ROW, IDENTITY.mutation("seed"), {})
         assert seeded.status == 200
         identity = IDENTITY.mutation("call-0")
         call = asyncio.create_task(peer.post("increment_counter", {"count": 1}, identity, {}))
-        await asyncio.sleep(0.1)
-        server.should_exit = True
+        await stopped.stop_once_busy("counter")
         with pytest.raises(ServerUnreachable):
             await call
 
@@ -79,10 +100,9 @@ async def test_a_run_of_a_stopped_agent_has_not_failed(tmp_path: Path) -> None:
         model_url=nobody,
         resource={"counter": nobody},
     )
-    async with stoppable(create_agent_app(settings), port, "simple_agent") as (server, client):
-        url = f"http://127.0.0.1:{port}"
-        run = asyncio.create_task(client.run(url, "simple_agent", IDENTITY, ROW))
-        await asyncio.sleep(0.1)
-        server.should_exit = True
+    async with stoppable(create_agent_app(settings), port, "simple_agent") as stopped:
+        started = stopped.client.run(stopped.url, "simple_agent", IDENTITY, ROW)
+        run = asyncio.create_task(started)
+        await stopped.stop_once_busy("simple_agent")
         with pytest.raises(ServerUnreachable):
             await run

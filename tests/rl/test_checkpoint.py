@@ -265,18 +265,19 @@ async def test_a_slow_begin_that_has_ended_touches_nothing_of_the_next_save(
     Break: rl/checkpoint.py: let two begins look at the folder at the same time.
     """
     world = await _running(tmp_path)
-    slow, done = threading.Event(), []
-    looks = iter([slow.wait])
+    reached, slow, done = threading.Event(), threading.Event(), []
 
     def newest_bytes() -> int:
-        next(looks, lambda: None)()
+        if not reached.is_set():  # the first one alone is slow
+            reached.set()
+            slow.wait()
         return 0
 
     world.folder.newest_bytes = newest_bytes  # type: ignore[method-assign]
     for name in ("make_room", "reserve"):
         world.folder.__dict__[name] = _noted(getattr(world.folder, name), name, done)
     first = asyncio.create_task(world.controller.begin_checkpoint(A, "first"))
-    await asyncio.sleep(0.05)
+    assert await asyncio.to_thread(reached.wait, 10)
     world.controller.resume_checkpoint(A, None)
     second = asyncio.create_task(world.controller.begin_checkpoint(B, "second"))
     await asyncio.wait({second}, timeout=0.1)

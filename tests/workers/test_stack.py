@@ -83,6 +83,7 @@ def test_who_waits_for_a_process_can_let_go_of_the_stack(
     starting = threading.Thread(target=stack.up, kwargs={"only": {"temporal"}}, daemon=True)
     starting.start()
     while (record := stack.record()) is None or not record.processes:
+        assert starting.is_alive()
         time.sleep(0.05)
     stack.let_go()
     starting.join(10)
