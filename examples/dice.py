@@ -16,10 +16,10 @@ from uuid import uuid4
 
 from pydantic import BaseModel
 
-from gym.resource_server import ResourceServer, Tool, create_resource_app, inner_identity
-from gym.serve import serve
-from gym.session import Session
-from gym.settings import ServerSettings, settings_from_command_line
+from gym.resource.server import ResourceServer, Tool, create_resource_app, inner_identity
+from gym.resource.session import Session
+from gym.server.serve import serve
+from gym.server.settings import ServerSettings, settings_from_command_line
 
 
 class _Nothing(BaseModel):

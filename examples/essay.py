@@ -18,16 +18,16 @@ import httpx
 from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict
 
-from gym.agent_calls import Peer, http_client
-from gym.app_lifespan import close_with
+from gym.agent.peer import Peer, http_client
 from gym.backoff import Backoff
+from gym.formats.responses import text_of
 from gym.protocol import ServerUnreachable
 from gym.protocol.records import BaseUrl
-from gym.resource_server import ResourceServer, Tool, create_resource_app, inner_identity
-from gym.responses import text_of
-from gym.serve import serve
-from gym.session import Session
-from gym.settings import ServerSettings, settings_from_command_line
+from gym.resource.server import ResourceServer, Tool, create_resource_app, inner_identity
+from gym.resource.session import Session
+from gym.server.app import close_with
+from gym.server.serve import serve
+from gym.server.settings import ServerSettings, settings_from_command_line
 
 
 class EssaySettings(ServerSettings):

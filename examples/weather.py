@@ -11,10 +11,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from gym.resource_server import ResourceServer, Tool, create_resource_app
-from gym.serve import serve
-from gym.session import Session
-from gym.settings import ServerSettings, settings_from_command_line
+from gym.resource.server import ResourceServer, Tool, create_resource_app
+from gym.resource.session import Session
+from gym.server.serve import serve
+from gym.server.settings import ServerSettings, settings_from_command_line
 
 
 class _City(BaseModel):

@@ -57,7 +57,7 @@ BUDGET_MARGIN_S = 5.0
 RESTORE_READ_S = 600.0
 """Read timeout of `restore` and `reset`: digests and parsing of a whole part, no budget."""
 _GATEWAY = (502, 503, 504)
-"""Untyped, they come from something in between: as for an agent's calls (`gym.agent_calls`)."""
+"""Untyped, they come from something in between: as for an agent's calls (`gym.agent.peer`)."""
 
 
 class GymClient:

@@ -2,7 +2,7 @@
 
 Such a test says so in its docstring:
 
-    Invariant 4. Break: gym/session.py: forget the receipts; seen red.
+    Invariant 4. Break: gym/resource/session.py: forget the receipts; seen red.
 
 It says nothing of who breaks the code anew: that is by hand, after a change to test or code.
 """
@@ -49,9 +49,9 @@ def test_a_docstring_of_another_form_does_not_count(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     forms = [
         "Invariant 3. Break: gym/lease.py: arm no timer; seen red.",
-        "Invariant 4. Break: gym/session.py: forget\\n    the receipts; seen red.",
+        "Invariant 4. Break: gym/resource/session.py: forget\\n    the receipts; seen red.",
         "Invariant 5. Break: forget the receipts; seen red.",
-        "Invariant 6. Break: gym/session.py: forget the receipts.",
+        "Invariant 6. Break: gym/resource/session.py: forget the receipts.",
         "Invariant 7.",
     ]
     tests = [

@@ -4,7 +4,7 @@ One with a `command` is a part of the stack: `up` starts it, `run` brings it bac
 One without is somebody else's: it is waited for, and `run` says so when it does not answer.
 
 What every command finds in its environment, besides the settings (`TURNPOINT_SNAPSHOT_ROOT`,
-`TURNPOINT_CONTROL_TOKEN_FILE` among them), is what `gym.settings` reads anyway:
+`TURNPOINT_CONTROL_TOKEN_FILE` among them), is what `gym.server.settings` reads anyway:
 
 | variable | what |
 |---|---|
@@ -116,9 +116,9 @@ def own_servers(ports: Mapping[str, int], host: str, folder: Path) -> list[GymSe
     run = ["python", "-m"]
     wired = ["--model-url", urls[MODEL], "--resource", f"{RESOURCE}={urls[RESOURCE]}"]
     told: dict[str, tuple[Kind, list[str]]] = {
-        MODEL: (Kind.MODEL, [*run, "gym.model_server"]),
-        AGENT: (Kind.AGENT, [*run, "gym.agent_server", *wired]),
-        RESOURCE: (Kind.RESOURCE, [*run, "gym.counter"]),
+        MODEL: (Kind.MODEL, [*run, "gym.model.server"]),
+        AGENT: (Kind.AGENT, [*run, "gym.agent.server", *wired]),
+        RESOURCE: (Kind.RESOURCE, [*run, "gym.environments.counter"]),
     }
     return [
         GymServer(name=name, kind=kind, url=urls[name], command=command, folder=folder)

@@ -19,10 +19,10 @@ import uvicorn
 from fastapi import FastAPI
 from pydantic import SecretStr
 
-from gym.agent_server import AgentServerSettings, create_agent_app
+from gym.agent.server import AgentServerSettings, create_agent_app
 from gym.client import GymClient
-from gym.counter import Counter, CounterSettings
-from gym.model_server import ModelServerSettings, create_model_app
+from gym.environments.counter import Counter, CounterSettings
+from gym.model.server import ModelServerSettings, create_model_app
 from gym.protocol import (
     CommitAnswer,
     CommitRequest,
@@ -38,7 +38,7 @@ from gym.protocol import (
     StatusRequest,
     WrittenFile,
 )
-from gym.resource_server import create_resource_app
+from gym.resource.server import create_resource_app
 from tests.gym.fake_generation import FakeGeneration
 from tests.ports import free_port
 

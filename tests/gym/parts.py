@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from gym.part import Export, PartWriter, RestoreInventory
-from gym.participant import Participant
+from gym.checkpoint.part import Export, PartWriter, RestoreInventory
+from gym.checkpoint.participant import Participant
 from gym.protocol import (
     Blocker,
     CommitRequest,
@@ -31,7 +31,7 @@ from gym.protocol import (
     StatusRequest,
     WrittenFile,
 )
-from gym.settings import ServerSettings
+from gym.server.settings import ServerSettings
 
 JOB = "job"
 

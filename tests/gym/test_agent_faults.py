@@ -189,7 +189,7 @@ async def test_the_next_run_ends_the_one_before_whatever_it_waits_for(tmp_path: 
 async def test_what_an_environment_answers_is_shown_to_the_model(
     tmp_path: Path, answer: Callable[[], httpx.Response], shown: str
 ) -> None:
-    """Break: gym/agent_calls.py: take each 503 for a gateway's; a receipt answers it for ever."""
+    """Break: gym/agent/peer.py: take each 503 for a gateway's; a receipt answers it for ever."""
     meddling = Meddling()
     meddling.instead["increment_counter"] = [answer()]
     async with fleet(tmp_path, FakeGeneration(), agent_transport=meddling) as servers:

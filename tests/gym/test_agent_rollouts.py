@@ -109,7 +109,7 @@ async def test_a_save_in_the_middle_parks_and_resume_goes_on(tmp_path: Path) -> 
 
 
 async def test_a_run_that_a_save_has_counted_is_forgotten_after_it_alone(tmp_path: Path) -> None:
-    """Break: gym/agent_part.py: forget it in every phase; seen red."""
+    """Break: gym/agent/part.py: forget it in every phase; seen red."""
     async with fleet(tmp_path, FakeGeneration()) as servers:
         await servers.join()
         (run,) = await parked_at(servers, 1, "p0_g0")
@@ -127,7 +127,7 @@ async def test_a_run_that_a_save_has_counted_is_forgotten_after_it_alone(tmp_pat
 
 
 async def test_a_restored_rollout_goes_on_as_the_next_run(tmp_path: Path) -> None:
-    """Invariant 4. Break: gym/agent_state.py: begin run n+1 one turn earlier; seen red."""
+    """Invariant 4. Break: gym/agent/state.py: begin run n+1 one turn earlier; seen red."""
     generation = FakeGeneration()
     async with fleet(tmp_path, generation) as servers:
         await servers.join()

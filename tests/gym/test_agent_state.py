@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from gym.agent_state import RunState, Stage, read_states, write_states
-from gym.checkpoint_folder import CheckpointFolder
-from gym.ledger_files import read_continuations
-from gym.part import PartWriter, WriterStopped
+from gym.agent.state import RunState, Stage, read_states, write_states
+from gym.checkpoint.folder import CheckpointFolder
+from gym.checkpoint.part import PartWriter, WriterStopped
+from gym.model.ledger_files import read_continuations
 from gym.protocol import DigestMismatch, UnsupportedSchema
 
 ODD: dict[str, Any] = {

@@ -11,10 +11,10 @@ import pytest
 from fastapi import FastAPI
 from pydantic import SecretStr
 
-from gym.counter import Counter, CounterSettings
-from gym.model_server import ModelServerSettings, create_model_app
+from gym.environments.counter import Counter, CounterSettings
+from gym.model.server import ModelServerSettings, create_model_app
 from gym.protocol import NotJoined, ResumeRequest
-from gym.resource_server import create_resource_app
+from gym.resource.server import create_resource_app
 from tests.gym.fake_generation import FakeGeneration
 from tests.gym.fleet import AGENT, COUNTER, MODEL, TOKEN, Fleet, fleet, until
 from tests.gym.test_agent_faults import Meddling
@@ -67,7 +67,7 @@ async def test_a_run_that_meets_a_restarted_server_fails_and_names_it(
 ) -> None:
     """RL takes it for a lost job (tests/rl/test_rollout_pump.py), even if nobody supervises it.
 
-    Break: gym/agent_run.py: issue the call again for as long as it can be repeated.
+    Break: gym/agent/run.py: issue the call again for as long as it can be repeated.
     """
     generation, restarting = FakeGeneration(), Restarting()
     async with fleet(tmp_path, generation, agent_transport=restarting) as servers:
@@ -92,7 +92,7 @@ async def test_a_restored_run_waits_for_servers_that_are_not_resumed_yet(tmp_pat
     """A restore that is under way fails no run of its own: who has joined it is not another life.
 
     Resumed here in the wrong order, agent first, so that its run meets both closed.
-    Break: gym/agent_calls.py: take `checkpoint_parked` for another life as well.
+    Break: gym/agent/peer.py: take `checkpoint_parked` for another life as well.
     """
     generation, meddling = FakeGeneration(), Meddling()
     async with fleet(tmp_path, generation) as servers:

@@ -13,11 +13,11 @@ import pytest_asyncio
 from fastapi.routing import APIRoute
 from pydantic import SecretStr
 
-from gym.control_routes import create_app
-from gym.participant import Participant
+from gym.checkpoint.participant import Participant
 from gym.protocol import Kind
 from gym.protocol.control import BASE_PATH
-from gym.settings import ServerSettings, read_token_file, settings_from_command_line
+from gym.server.control_routes import create_app
+from gym.server.settings import ServerSettings, read_token_file, settings_from_command_line
 from tests.gym.parts import FakePart, settings
 
 AUTHORIZED = {"authorization": "Bearer token"}

@@ -84,7 +84,7 @@ async def counter(
         token.touch(mode=0o600)
         token.write_text("s3cret")
     command = [
-        sys.executable, "-m", "gym.counter", "--name", NAME, "--port", str(port),
+        sys.executable, "-m", "gym.environments.counter", "--name", NAME, "--port", str(port),
         "--snapshot_root", str(root), "--control_token_file", str(token), *flags,
     ]  # fmt: skip
     with (root / f"counter-{port}.log").open("ab") as log:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gym.checkpoint_folder import CheckpointFolder
+from gym.checkpoint.fences import Fences
+from gym.checkpoint.folder import CheckpointFolder
+from gym.checkpoint.part import PartWriter, WriterStopped
 from gym.durable import create_exclusively, digest_of_file, durable_file, write_durably
-from gym.fences import Fences
-from gym.part import PartWriter, WriterStopped
 from gym.protocol import DigestMismatch, FolderOutsideRoot, Identity, StaleAttempt, WrittenFile
 from tests.gym.parts import checkpoint_folder
 

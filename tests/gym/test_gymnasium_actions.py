@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gym.gymnasium_actions import wish_of
+from gym.environments.gymnasium_actions import wish_of
 
 
 def said(text: str) -> dict[str, Any]:
@@ -35,7 +35,8 @@ def test_the_first_tag_acts(text: str, action: str | None) -> None:
 def test_an_answer_without_end_stops_nobody(endless: str) -> None:
     """It is read on the event loop.
 
-    Break: gym/gymnasium_actions.py: search one pattern with spaces on both sides of the action.
+    Break: gym/environments/gymnasium_actions.py: search one pattern with spaces on both sides of
+    the action.
     """
     began = time.monotonic()
     assert wish_of(said("<action>" + endless * 2_000)).action is None

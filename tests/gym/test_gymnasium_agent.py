@@ -14,9 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gym.gymnasium_agent import GymnasiumAgentSettings, create_gymnasium_agent_app
-from gym.gymnasium_server import Gymnasium, GymnasiumServerSettings
-from gym.gymnasium_style import create_gymnasium_app
+from gym.agent.gymnasium_server import GymnasiumAgentSettings, create_gymnasium_agent_app
+from gym.environments.gymnasium_server import Gymnasium, GymnasiumServerSettings
 from gym.protocol import (
     DiscardRequest,
     Identity,
@@ -29,6 +28,7 @@ from gym.protocol import (
     UnsupportedSchema,
     digest_of,
 )
+from gym.resource.gymnasium_server import create_gymnasium_app
 from tests.gym.fake_generation import FakeGeneration
 from tests.gym.fleet import MODEL, Fleet, fleet_of
 from tests.gym.scripted_generation import ScriptedGeneration

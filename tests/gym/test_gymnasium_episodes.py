@@ -18,7 +18,7 @@ ROW: dict[str, Any] = {"responses_create_params": {"input": "Play, by <action></
 async def test_each_episode_of_a_caller_without_identity_meets_chances_of_its_own(
     tmp_path: Path,
 ) -> None:
-    """Break: gym/gymnasium_server.py: take the seed from `session.rollout_id`."""
+    """Break: gym/environments/gymnasium_server.py: take the seed from `session.rollout_id`."""
     async with playing(tmp_path, ScriptedGeneration()) as servers:
         await servers.join()
         async with httpx.AsyncClient(base_url=servers.urls[ENVIRONMENT], trust_env=False) as http:
@@ -37,7 +37,10 @@ class ShortContext(ScriptedGeneration):
 
 
 async def test_an_episode_that_outgrows_the_models_context_is_truncated(tmp_path: Path) -> None:
-    """Break: gym/gymnasium_loop.py: go on after it: the next call follows none, the run fails."""
+    """Break: gym/agent/gymnasium_loop.py: go on after it.
+
+    The next call follows none, the run fails.
+    """
     async with playing(tmp_path, ShortContext()) as servers:
         await servers.join()
         result, headers = await servers.run("p0_g0", row=ROW | {"environment": "CliffWalking-v1"})

@@ -25,9 +25,9 @@ from tests.gym.test_real_processes import processes
 
 pytestmark = pytest.mark.real
 MODULES = {
-    MODEL: "gym.model_server",
-    AGENT: "gym.gymnasium_agent",
-    ENVIRONMENT: "gym.gymnasium_server",
+    MODEL: "gym.model.server",
+    AGENT: "gym.agent.gymnasium_server",
+    ENVIRONMENT: "gym.environments.gymnasium_server",
 }
 KINDS = dict(zip(MODULES, (Kind.MODEL, Kind.AGENT, Kind.RESOURCE), strict=True))
 

@@ -11,9 +11,15 @@ from typing import Any
 import gymnasium
 import pytest
 
-from gym.gymnasium_adapters import ADAPTERS
-from gym.gymnasium_server import DEFAULT_ENVIRONMENTS
-from gym.gymnasium_state import Episode, can_be_saved, export_episode, import_episode, make
+from gym.environments.gymnasium_adapters import ADAPTERS
+from gym.environments.gymnasium_episode import (
+    Episode,
+    can_be_saved,
+    export_episode,
+    import_episode,
+    make,
+)
+from gym.environments.gymnasium_server import DEFAULT_ENVIRONMENTS
 
 PLAYABLE = frozenset(ADAPTERS)
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -57,7 +63,7 @@ def elsewhere(saved: list[tuple[bytes, int]]) -> list[Any]:
     probe = (
         "import json, sys\n"
         "from tests.gym.test_gymnasium_state import PLAYABLE, played\n"
-        "from gym.gymnasium_state import export_episode, import_episode\n"
+        "from gym.environments.gymnasium_episode import export_episode, import_episode\n"
         "for line in sys.stdin:\n"
         "    data, first = json.loads(line)\n"
         "    episode = import_episode(data.encode(), PLAYABLE)\n"

@@ -15,8 +15,8 @@ import pytest
 from starlette.requests import ClientDisconnect
 
 from examples.weather import Weather
-from gym.agent_calls import Peer
-from gym.participant import Participant
+from gym.agent.peer import Peer
+from gym.checkpoint.participant import Participant
 from gym.protocol import (
     Identity,
     IdentityMismatch,
@@ -26,8 +26,8 @@ from gym.protocol import (
     ServerFault,
     SessionLost,
 )
-from gym.resource_part import ResourcePart
-from gym.unidentified_sessions import UnidentifiedSessions
+from gym.resource.anonymous_sessions import UnidentifiedSessions
+from gym.resource.part import ResourcePart
 from tests.gym.fake_generation import FakeGeneration
 from tests.gym.fleet import AGENT, COUNTER, MODEL, NAMES, ROW, Fleet, fleet, until
 from tests.gym.parts import participant_in, settings
@@ -126,7 +126,7 @@ async def test_what_a_caller_without_identity_left_behind_keeps_no_save_waiting(
 ) -> None:
     """The policy cannot serve it, so it would be issued again for ever.
 
-    Break: gym/held_calls.py: let `while_there` go on without its caller.
+    Break: gym/server/anonymous_calls.py: let `while_there` go on without its caller.
     """
     async with joined(tmp_path) as (servers, http):
         servers.generation.failing = 1_000_000
@@ -271,7 +271,7 @@ def test_the_newest_sessions_are_kept() -> None:
 
 
 async def test_a_session_without_identity_keeps_no_receipts(tmp_path: Path) -> None:
-    """A client may keep its cookie for good. Break: gym/resource_part.py: forget none of them."""
+    """A client may keep its cookie for good. Break: gym/resource/part.py: forget none of them."""
     part = ResourcePart(Weather())
     participant = Participant("weather", part, settings(tmp_path))
     part.participant = participant

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gym.generation_endpoint import GenerationEndpoint
-from gym.ledger import Ledger, reachable, references
-from gym.ledger_files import index_table, ledger_table, read_index, read_ledger
-from gym.model_part import ModelPart
+from gym.model.generation_client import GenerationEndpoint
+from gym.model.ledger import Ledger, reachable, references
+from gym.model.ledger_files import index_table, ledger_table, read_index, read_ledger
+from gym.model.part import ModelPart
 from gym.protocol import (
     Continuation,
     DigestMismatch,

@@ -28,7 +28,7 @@ async def test_what_servers_hold_does_not_grow_with_saves_and_finished_rollouts(
         before = living("gym")
         for number in range(FEW, FEW + MANY):
             await _one(servers, number)
-        more = grown(before, living("gym"), MANY, "gym.hold.StaleIds._ids")
+        more = grown(before, living("gym"), MANY, "gym.checkpoint.operation.StaleIds._ids")
         held = [await servers.status(name) for name in (AGENT, MODEL, COUNTER)]
     assert more == {}
     assert [status.counts.model_dump(exclude_defaults=True) for status in held] == [{}, {}, {}]

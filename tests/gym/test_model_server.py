@@ -13,8 +13,8 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from gym.generation_endpoint import GenerationEndpoint
-from gym.model_server import ModelServerSettings, create_model_app
+from gym.model.generation_client import GenerationEndpoint
+from gym.model.server import ModelServerSettings, create_model_app
 from gym.protocol import (
     Identity,
     NotJoined,

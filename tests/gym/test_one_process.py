@@ -15,17 +15,17 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gym.one_process import only_process, refuse_web_concurrency
 from gym.protocol import MoreThanOneProcess
 from gym.protocol.control import BASE_PATH
+from gym.server.one_process import only_process, refuse_web_concurrency
 from tests.gym.fleet import until
 from tests.gym.parts import settings
 from tests.ports import free_port
 
 AUTHORIZED = {"authorization": "Bearer s3cret"}
 FACTORY = """
-from gym.counter import Counter, CounterSettings
-from gym.resource_server import create_resource_app
+from gym.environments.counter import Counter, CounterSettings
+from gym.resource.server import create_resource_app
 
 def app():
     return create_resource_app(Counter(), CounterSettings())
@@ -131,7 +131,7 @@ async def test_a_server_is_started_again_at_once_after_a_sigkill(tmp_path: Path)
     workers = Workers(tmp_path)
     instances = []
     for _ in range(2):
-        with workers.started("gym.counter"):
+        with workers.started("gym.environments.counter"):
             await until(workers.answers, 30)
             instances.append(workers.instance())
     assert len(set(instances)) == 2
@@ -141,7 +141,7 @@ async def test_a_server_is_started_again_at_once_after_a_sigkill(tmp_path: Path)
 def test_web_concurrency_ends_a_server_with_one_typed_line(tmp_path: Path) -> None:
     """Break: leave it to uvicorn, which asks for an import string."""
     workers = Workers(tmp_path)
-    with workers.started("gym.counter", WEB_CONCURRENCY="2") as process:
+    with workers.started("gym.environments.counter", WEB_CONCURRENCY="2") as process:
         assert process.wait(30) == 2
     (line,) = workers.log.read_text().splitlines()
     assert '"code": "more_than_one_process"' in line

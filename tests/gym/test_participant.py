@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gym.hold import STALE_IDS_KEPT
-from gym.participant import Participant
+from gym.checkpoint.operation import STALE_IDS_KEPT
+from gym.checkpoint.participant import Participant
 from gym.protocol import (
     CheckpointConflict,
     CheckpointParked,
@@ -151,7 +151,10 @@ async def test_an_auxiliary_model_server_never_closes(tmp_path: Path) -> None:
 async def test_identity_is_refused_before_join_of_another_incarnation_and_malformed(
     tmp_path: Path,
 ) -> None:
-    """Invariant 7. Break: gym/participant.py: identify calls of any incarnation; seen red."""
+    """Invariant 7. Break: gym/checkpoint/participant.py: identify calls of any incarnation.
+
+    Seen red.
+    """
     closed, _, _ = await participant_in(Phase.CLOSED, tmp_path)
     headers = Identity(incarnation=1, rollout_id="p0_g0", attempt=0).headers()
     with pytest.raises(NotJoined):
@@ -451,7 +454,7 @@ async def test_reset_stops_a_running_restore_waits_for_it_and_ends_its_id(tmp_pa
 
 
 async def test_a_resume_that_meets_a_reset_opens_nothing(tmp_path: Path) -> None:
-    """Break: gym/saving.py: let `resume` open whatever its id holds, ended or not."""
+    """Break: gym/checkpoint/save.py: let `resume` open whatever its id holds, ended or not."""
     participant, _, caller = await participant_in(Phase.RESTORED, tmp_path)
 
     async def resume() -> None:
@@ -476,8 +479,8 @@ async def test_a_late_reset_does_not_drop_the_next_restore(tmp_path: Path) -> No
 
 async def written(folder: Path, participant_root: Path) -> list[WrittenFile]:
     """Two files of the server `fake` in a checkpoint folder."""
-    from gym.checkpoint_folder import CheckpointFolder
-    from gym.part import PartWriter
+    from gym.checkpoint.folder import CheckpointFolder
+    from gym.checkpoint.part import PartWriter
 
     writer = PartWriter(CheckpointFolder(participant_root, str(folder)), "fake", threading.Event())
     writer.bytes("a.bin", b"first")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gym.participant import Participant
+from gym.checkpoint.participant import Participant
 from gym.protocol import Phase, TurnpointError
 from tests.gym.parts import Caller, checkpoint_folder, participant_in
 

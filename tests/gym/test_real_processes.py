@@ -24,7 +24,11 @@ from tests.ports import free_port
 pytestmark = pytest.mark.real
 
 
-MODULES = {MODEL: "gym.model_server", AGENT: "gym.agent_server", COUNTER: "gym.counter"}
+MODULES = {
+    MODEL: "gym.model.server",
+    AGENT: "gym.agent.server",
+    COUNTER: "gym.environments.counter",
+}
 
 
 class Processes:

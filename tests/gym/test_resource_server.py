@@ -14,18 +14,18 @@ import httpx
 import pytest
 from pydantic import BaseModel
 
-from gym.agent_calls import Reply, is_environment_error
-from gym.counter import Counter
+from gym.agent.peer import Reply, is_environment_error
+from gym.environments.counter import Counter
 from gym.protocol import Answer, CommitAnswer, Identity, Mode, RestoreAnswer, WrittenFile
 from gym.protocol.control import BASE_PATH
-from gym.resource_server import (
+from gym.resource.server import (
     Refused,
     ResourceServer,
     Tool,
     create_resource_app,
     inner_identity,
 )
-from gym.session import Session
+from gym.resource.session import Session
 from tests.gym.parts import JOB, checkpoint_folder, settings
 
 ROW = {"initial_count": 3, "expected_count": 6, "responses_create_params": {"input": "add"}}
@@ -222,7 +222,7 @@ async def test_the_cookie_has_no_age_limit_and_is_sent_with_every_answer(tmp_pat
 
 
 async def test_the_same_request_id_has_one_effect_and_the_same_answer(tmp_path: Path) -> None:
-    """Invariant 4. Break: gym/session.py: look for no receipt in `apply`; seen red."""
+    """Invariant 4. Break: gym/resource/session.py: look for no receipt in `apply`; seen red."""
     async with served(Counter(), tmp_path) as server:
         await server.seed()
         answers = [
@@ -258,7 +258,10 @@ async def test_errors_are_receipts_too_and_raise_no_revision(tmp_path: Path) -> 
 async def test_a_handler_that_raises_makes_the_session_uncertain(
     tool: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Break: gym/session.py: catch `Exception` alone; what was cancelled takes effect twice."""
+    """Break: gym/resource/session.py: catch `Exception` alone.
+
+    What was cancelled takes effect twice.
+    """
     async with served(Scripted(), tmp_path) as server:
         await server.seed()
         for _ in range(2):
@@ -280,7 +283,10 @@ async def test_a_handler_that_raises_makes_the_session_uncertain(
 
 
 async def test_errors_declared_free_of_effect_leave_the_session_certain(tmp_path: Path) -> None:
-    """Break: gym/session.py: answer them in this protocol's shape: the agent fails the run."""
+    """Break: gym/resource/session.py: answer them in this protocol's shape.
+
+    The agent fails the run.
+    """
     async with served(Harmless(), tmp_path) as server:
         await server.seed()
         for _ in range(2):
@@ -295,7 +301,7 @@ async def test_errors_declared_free_of_effect_leave_the_session_certain(tmp_path
 async def test_arguments_nested_too_deeply_are_refused_like_others(tmp_path: Path) -> None:
     """What the agent could read, the server, further down its stack, perhaps cannot.
 
-    Break: gym/resource_server.py: catch no `RecursionError` in `_asked`.
+    Break: gym/resource/server.py: catch no `RecursionError` in `_asked`.
     """
     async with served(Scripted(), tmp_path) as server:
         await server.seed()
@@ -358,7 +364,7 @@ async def test_one_mutation_at_a_time_and_to_its_end_though_the_caller_leaves(
 
 
 async def test_the_first_call_of_a_newer_run_ends_the_older_one(tmp_path: Path) -> None:
-    """Invariant 7. Break: gym/fences.py: refuse no older run; seen red."""
+    """Invariant 7. Break: gym/checkpoint/fences.py: refuse no older run; seen red."""
     environment = Scripted()
     async with served(environment, tmp_path) as server:
         await server.seed()
@@ -563,7 +569,7 @@ async def test_a_server_without_the_two_methods_is_restart_only(tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["verify", "health", "reset", "close", "my tool", "a.b"])
 def test_a_tool_that_no_agent_would_call_is_refused_at_the_start(name: str, tmp_path: Path) -> None:
-    """Break: gym/resource_server.py: refuse the server's own routes alone."""
+    """Break: gym/resource/server.py: refuse the server's own routes alone."""
 
     class Named(Scripted):
         def tools(self) -> Mapping[str, Tool[list[str]]]:

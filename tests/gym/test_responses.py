@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from gym.formats.responses import chat_request, cut_short, response_of, with_extra
 from gym.protocol import InvalidRequest
-from gym.responses import chat_request, cut_short, response_of, with_extra
 
 TOOL = {
     "type": "function",
@@ -107,7 +107,7 @@ def test_extra_fields_win_but_force_no_tool_where_there_is_none() -> None:
     ],
 )
 def test_what_chat_cannot_say_is_refused_without_quoting_it(body: dict[str, object]) -> None:
-    """Break: gym/responses.py: go through whatever stands in the place of a list."""
+    """Break: gym/formats/responses.py: go through whatever stands in the place of a list."""
     with pytest.raises(InvalidRequest) as caught:
         chat_request(body, model=None, extra={})
     assert "s3cret" not in str(caught.value)

@@ -16,9 +16,9 @@ from fastapi import FastAPI
 from examples.dice import Dice
 from examples.essay import EssaySettings, create_essay_app
 from examples.weather import Weather
-from gym.agent_server import AgentServerSettings, create_agent_app
-from gym.counter import Counter
-from gym.model_server import ModelServerSettings, create_model_app
+from gym.agent.server import AgentServerSettings, create_agent_app
+from gym.environments.counter import Counter
+from gym.model.server import ModelServerSettings, create_model_app
 from gym.protocol import (
     AcknowledgeRequest,
     CommitAnswer,
@@ -29,8 +29,8 @@ from gym.protocol import (
     RestoreAnswer,
     Role,
 )
-from gym.resource_server import ResourceServer, create_resource_app
-from gym.settings import ServerSettings
+from gym.resource.server import ResourceServer, create_resource_app
+from gym.server.settings import ServerSettings
 from rl.inventories import Held, who_starts_over
 from rl.messages import JoinedServer
 from tests.gym.fleet import AGENT, COUNTER, MODEL, Fleet, Make, fleet_of

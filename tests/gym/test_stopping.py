@@ -15,12 +15,12 @@ import uvicorn
 from fastapi import FastAPI
 from pydantic import SecretStr
 
-from gym.agent_calls import Peer
-from gym.agent_server import AgentServerSettings, create_agent_app
+from gym.agent.peer import Peer
+from gym.agent.server import AgentServerSettings, create_agent_app
 from gym.client import GymClient
-from gym.counter import Counter, CounterSettings
+from gym.environments.counter import Counter, CounterSettings
 from gym.protocol import Identity, JoinRequest, ServerUnreachable, StatusRequest
-from gym.resource_server import create_resource_app
+from gym.resource.server import create_resource_app
 from tests.gym.fleet import ROW, TOKEN, until
 from tests.ports import free_port
 
@@ -68,7 +68,7 @@ async def stoppable(app: FastAPI, port: int, name: str) -> AsyncIterator[Stoppab
 
 
 async def test_a_tool_of_a_stopped_server_has_no_output(tmp_path: Path) -> None:
-    """Break: gym/control_routes.py: let uvicorn answer what it has cancelled."""
+    """Break: gym/server/control_routes.py: let uvicorn answer what it has cancelled."""
     port = free_port()
     settings = CounterSettings(
         name="counter", port=port, snapshot_root=tmp_path, control_token=SecretStr(TOKEN)
@@ -89,7 +89,7 @@ async def test_a_tool_of_a_stopped_server_has_no_output(tmp_path: Path) -> None:
 
 
 async def test_a_run_of_a_stopped_agent_has_not_failed(tmp_path: Path) -> None:
-    """Break: gym/control_routes.py: let uvicorn answer what it has cancelled."""
+    """Break: gym/server/control_routes.py: let uvicorn answer what it has cancelled."""
     port = free_port()
     nobody = f"http://127.0.0.1:{free_port()}"
     settings = AgentServerSettings(

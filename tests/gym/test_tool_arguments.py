@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gym.tool_arguments import BadToolCall, tool_arguments, tool_name
+from gym.formats.tool_calls import BadToolCall, tool_arguments, tool_name
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,6 @@ def test_json_is_sent_as_it_is(text: str) -> None:
     "name", ["verify", "seed_session", "checkpoint/v1/resume", "../x", "add\n", "", None]
 )
 def test_routes_that_are_no_tools_are_not_the_models_to_call(name: object) -> None:
-    """Break: gym/tool_arguments.py: end `_TOOL_NAME` with `$`: a name and a line end fit it."""
+    """Break: gym/formats/tool_calls.py: end `_TOOL_NAME` with `$`: a name and a line end fit it."""
     with pytest.raises(BadToolCall):
         tool_name(name)

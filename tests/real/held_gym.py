@@ -34,17 +34,17 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gym.agent_calls import Peer, http_client
-from gym.agent_server import AgentServerSettings, create_agent_app
-from gym.app_lifespan import close_with
-from gym.counter import Counter, CounterSettings
-from gym.model_server import ModelServerSettings, create_model_app
+from gym.agent.peer import Peer, http_client
+from gym.agent.server import AgentServerSettings, create_agent_app
+from gym.environments.counter import Counter, CounterSettings
+from gym.model.server import ModelServerSettings, create_model_app
 from gym.protocol.identity import PREFIX
 from gym.protocol.records import BaseUrl
-from gym.resource_server import Tool, create_resource_app, inner_identity
-from gym.serve import serve
-from gym.session import Session
-from gym.settings import ServerSettings, settings_from_command_line
+from gym.resource.server import Tool, create_resource_app, inner_identity
+from gym.resource.session import Session
+from gym.server.app import close_with
+from gym.server.serve import serve
+from gym.server.settings import ServerSettings, settings_from_command_line
 from rl.scripted_policy import create_app
 from tests.real.state_rows import JUDGE, ROLLOUTS, SCRIPT, State
 

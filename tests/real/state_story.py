@@ -39,7 +39,7 @@ URLS = {name: f"http://127.0.0.1:{free_port()}" for name in (*KINDS, JUDGE)}
 GENERATION = ["--generation-url", f"http://127.0.0.1:{GENERATION_PORT}/v1"]
 MODULES = {
     MODEL: ["tests.real.held_gym", "model", *GENERATION],
-    JUDGE: ["gym.model_server", "--role", "auxiliary", *GENERATION],
+    JUDGE: ["gym.model.server", "--role", "auxiliary", *GENERATION],
     AGENT: [
         *("tests.real.held_gym", "agent", "--model-url", URLS[MODEL]),
         *("--resource", f"{RESOURCE}={URLS[RESOURCE]}", "--max-steps", str(MAX_STEPS)),

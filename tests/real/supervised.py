@@ -22,9 +22,9 @@ URLS = {
     name: f"http://127.0.0.1:{29_640 + n}" for n, name in enumerate((MODEL, AGENT, RESOURCE, DICE))
 }
 MODULES = {
-    MODEL: ("model", "gym.model_server"),
-    AGENT: ("agent", "gym.agent_server"),
-    RESOURCE: ("resource", "gym.counter"),
+    MODEL: ("model", "gym.model.server"),
+    AGENT: ("agent", "gym.agent.server"),
+    RESOURCE: ("resource", "gym.environments.counter"),
     DICE: ("resource", "examples.dice"),
 }
 WIRED = {AGENT: ("--model-url", URLS[MODEL], "--resource", f"{RESOURCE}={URLS[RESOURCE]}")}

@@ -413,7 +413,7 @@ def test_a_restarted_server_fails_the_save_and_the_job_and_a_restore_brings_it_b
     """Between prepare and commit; the restore skips what is damaged.
 
     Nobody supervises this job: it is told by its rollouts, as soon as one of them calls the
-    server. Break: gym/agent_run.py: issue such a call again.
+    server. Break: gym/agent/run.py: issue such a call again.
     """
     while len(job.live.snapshots.snapshots()) <= len(DAMAGE):
         job.save()

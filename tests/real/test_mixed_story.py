@@ -47,24 +47,24 @@ URLS = {name: f"http://127.0.0.1:{free_port()}" for name in KINDS}
 def _tools(*names: str, tools: str = "") -> list[str]:
     listed = ",".join(f"{name}={URLS[name]}" for name in names)
     flags = ["--model-url", URLS["policy_model"], "--max-steps", "20", "--resource", listed]
-    return ["gym.agent_server", *flags, *(["--tool", tools] if tools else [])]
+    return ["gym.agent.server", *flags, *(["--tool", tools] if tools else [])]
 
 
 GENERATION = ["--generation-url", f"http://127.0.0.1:{GENERATION_PORT}/v1"]
 MODULES = {
-    "policy_model": ["gym.model_server", *GENERATION],
-    "judge": ["gym.model_server", "--role", "auxiliary", *GENERATION],
+    "policy_model": ["gym.model.server", *GENERATION],
+    "judge": ["gym.model.server", "--role", "auxiliary", *GENERATION],
     "tools_agent": _tools("counter", "weather", tools="get_weather=weather"),
     "dice_agent": _tools("counter", "dice", tools="roll_die=dice"),
     "gymnasium_agent": [
-        *("gym.gymnasium_agent", "--model-url", URLS["policy_model"], "--max-steps", "20"),
+        *("gym.agent.gymnasium_server", "--model-url", URLS["policy_model"], "--max-steps", "20"),
         *("--resource", f"gymnasium={URLS['gymnasium']}"),
     ],
     "essay_agent": _tools("essay"),
-    "counter": ["gym.counter", "--tool-delay-s", "0.1"],
+    "counter": ["gym.environments.counter", "--tool-delay-s", "0.1"],
     "weather": ["examples.weather"],
     "dice": ["examples.dice"],
-    "gymnasium": ["gym.gymnasium_server"],
+    "gymnasium": ["gym.environments.gymnasium_server"],
     "essay": ["examples.essay", "--judge-url", URLS["judge"]],
 }
 

@@ -208,7 +208,7 @@ def test_a_record_restored_and_not_sent_again_is_saved_as_it_was_restored(story:
 
 
 def test_a_judge_answers_inside_verify_though_the_policy_is_closed(story: Story) -> None:
-    """Break: gym/participant.py: close auxiliary servers, too (`never_closes=False`)."""
+    """Break: gym/checkpoint/participant.py: close auxiliary servers, too (`never_closes=False`)."""
     policy_closed = story.control(MODEL, story.saved.checkpoint_id, "prepare", "end")
     released = story.saved.released[State.VERIFY]
     agent_ready = story.control(AGENT, story.saved.checkpoint_id, "prepare", "end")

@@ -222,7 +222,7 @@ def test_a_continuation_line_has_exactly_the_designs_fields(story: Story) -> Non
 def test_the_conversation_holds_the_turns_before_the_crash_byte_for_byte(story: Story) -> None:
     """The agent's file of this save against that of a save after the restore, key order and all.
 
-    Break: gym/agent_state.py: hand run n+1 a conversation with sorted keys.
+    Break: gym/agent/state.py: hand run n+1 a conversation with sorted keys.
     """
     both = story.conversations.keys() & story.later.keys()
     assert both
@@ -289,8 +289,8 @@ def test_a_result_finished_before_the_save_is_acknowledged_before_prepare_is_ove
 
     NemoGym stood still from before it was finished until the save had been started, so nobody
     can have acknowledged it before. `test_states` shows one that is owed as admission closes.
-    Break: rl/acknowledgements.py: send each 4 s late; rl/checkpoint.py and gym/saving.py: wait for
-    none; then the save itself fails.
+    Break: rl/acknowledgements.py: send each 4 s late; rl/checkpoint.py and gym/checkpoint/save.py:
+    wait for none; then the save itself fails.
     """
     prepared = next(
         line["ts"]

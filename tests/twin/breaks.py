@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gym.counter import Counter
-from gym.session import Session
+from gym.environments.counter import Counter
+from gym.resource.session import Session
 from rl import restoring
 from rl.acknowledgements import Acknowledgements
 from rl.collaborators import STAGING

@@ -15,16 +15,16 @@ from fastapi import FastAPI
 from examples.dice import Dice
 from examples.essay import EssaySettings, create_essay_app
 from examples.weather import Weather
-from gym.agent_server import AgentServerSettings, create_agent_app
-from gym.counter import Counter, CounterSettings
-from gym.generation_endpoint import GenerationEndpoint
-from gym.gymnasium_agent import GymnasiumAgentSettings, create_gymnasium_agent_app
-from gym.gymnasium_server import Gymnasium, GymnasiumServerSettings
-from gym.gymnasium_style import create_gymnasium_app
-from gym.model_server import ModelServerSettings, create_model_app
+from gym.agent.gymnasium_server import GymnasiumAgentSettings, create_gymnasium_agent_app
+from gym.agent.server import AgentServerSettings, create_agent_app
+from gym.environments.counter import Counter, CounterSettings
+from gym.environments.gymnasium_server import Gymnasium, GymnasiumServerSettings
+from gym.model.generation_client import GenerationEndpoint
+from gym.model.server import ModelServerSettings, create_model_app
 from gym.protocol import Kind, Role
-from gym.resource_server import create_resource_app
-from gym.settings import ServerSettings
+from gym.resource.gymnasium_server import create_gymnasium_app
+from gym.resource.server import create_resource_app
+from gym.server.settings import ServerSettings
 
 MODEL, JUDGE = "policy-model", "judge"
 TOOLS, DICE, PLAYER, WRITER = "tools-agent", "dice-agent", "gymnasium-agent", "essay-agent"

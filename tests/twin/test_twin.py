@@ -164,7 +164,7 @@ def test_the_results_of_one_layer_leave_the_other_alone(tmp_path: Path) -> None:
 
 @pytest.mark.real
 async def test_crashes_at_any_await_change_nothing(tmp_path: Path) -> None:
-    """Invariant 11. Break: gym/counter.py: import the count plus one; seen red.
+    """Invariant 11. Break: gym/environments/counter.py: import the count plus one; seen red.
 
     It judges 4 to 7 as well. As red: drop an owed acknowledgement after a restore, begin the
     loader again, skip a prompt, keep stale staging rows, apply a mutation twice, keep a consumer's
@@ -203,7 +203,7 @@ async def test_the_twin_tells_what_is_broken(
 async def test_crashes_of_real_processes_change_nothing(tmp_path: Path) -> None:
     """Invariant 11. Six: three in saves, two in restores, one of them of the whole machine.
 
-    Break: gym/counter.py: import the count plus one; seen red.
+    Break: gym/environments/counter.py: import the count plus one; seen red.
     """
     twin = real.Twin(tmp_path, port_base=27_600, seed=_seed(), points=BLOCK)
     outcome = await twin.run()

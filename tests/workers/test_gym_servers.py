@@ -25,7 +25,7 @@ TAXI = {
     "name": "taxi",
     "kind": "resource",
     "url": "http://127.0.0.1:29001",
-    "command": ["python", "-m", "gym.gymnasium_server"],
+    "command": ["python", "-m", "gym.environments.gymnasium_server"],
 }
 JUDGE = {"name": "judge", "kind": "model", "url": "http://127.0.0.1:29002"}
 
@@ -54,7 +54,7 @@ def test_a_server_with_a_command_is_a_part_of_the_stack_and_one_without_is_not(
     found = parts_of(settings, expect_restore=True)
     assert {"taxi", "judge", "counter"} & found.keys() == {"taxi"}
     taxi = found["taxi"]
-    assert taxi.command == ["python", "-m", "gym.gymnasium_server", "--seed", "7"]
+    assert taxi.command == ["python", "-m", "gym.environments.gymnasium_server", "--seed", "7"]
     assert taxi.folder == tmp_path
     assert taxi.url == "http://127.0.0.1:29001"
     assert taxi.env["TURNPOINT_NAME"] == "taxi"

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from gym.gymnasium_agent import GymnasiumAgentSettings
-from gym.gymnasium_server import GymnasiumServerSettings
-from gym.model_server import ModelServerSettings
-from gym.settings import settings_from_command_line
+from gym.agent.gymnasium_server import GymnasiumAgentSettings
+from gym.environments.gymnasium_server import GymnasiumServerSettings
+from gym.model.server import ModelServerSettings
+from gym.server.settings import settings_from_command_line
 from workers.cli import app
 from workers.gym_servers import environment
 from workers.settings import load_settings
@@ -23,9 +23,9 @@ from workers.settings import load_settings
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", "CONTRIBUTING.md"]
 KINDS = {
-    "gym.model_server": ModelServerSettings,
-    "gym.gymnasium_server": GymnasiumServerSettings,
-    "gym.gymnasium_agent": GymnasiumAgentSettings,
+    "gym.model.server": ModelServerSettings,
+    "gym.environments.gymnasium_server": GymnasiumServerSettings,
+    "gym.agent.gymnasium_server": GymnasiumAgentSettings,
 }
 
 

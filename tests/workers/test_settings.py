@@ -11,13 +11,13 @@ import pytest
 from pydantic import ValidationError
 
 from examples.essay import EssaySettings
-from gym.agent_server import AgentServerSettings
-from gym.counter import CounterSettings
-from gym.gymnasium_agent import GymnasiumAgentSettings
-from gym.gymnasium_server import GymnasiumServerSettings
-from gym.model_server import ModelServerSettings
+from gym.agent.gymnasium_server import GymnasiumAgentSettings
+from gym.agent.server import AgentServerSettings
+from gym.environments.counter import CounterSettings
+from gym.environments.gymnasium_server import GymnasiumServerSettings
+from gym.model.server import ModelServerSettings
 from gym.protocol import Kind
-from gym.settings import ServerSettings
+from gym.server.settings import ServerSettings
 from rl.messages import SaveSettings
 from workers.errors import SettingsError
 from workers.gym_servers import GymServer

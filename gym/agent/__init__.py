@@ -1,0 +1,1 @@
+"""The agent servers: one run of a rollout, turn by turn."""

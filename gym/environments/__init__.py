@@ -1,0 +1,1 @@
+"""Resource servers that Turnpoint brings along."""

@@ -1,0 +1,327 @@
+"""The policy model server's part of a checkpoint: calls under way, fences and the ledger.
+
+Guarantees (design sections 3, 4 and 6): a call's row is in the ledger before the call is
+answered; the same call issued again is one call; a call of an older run takes no effect once a
+newer run was seen; a run's call that has begun goes on to its end though its caller leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gym.checkpoint.fences import Fences
+from gym.checkpoint.part import Export, PartWriter, RestoreInventory
+from gym.model.generation_client import Completion, GenerationEndpoint
+from gym.model.ledger import Ledger, Rows, reachable, references
+from gym.model.ledger_files import (
+    INDEX_FILE,
+    LEDGER_FILE,
+    file_named,
+    index_table,
+    ledger_table,
+    read_continuations,
+    read_index,
+    read_ledger,
+)
+from gym.protocol import (
+    Blocker,
+    CommitRequest,
+    Counts,
+    DigestMismatch,
+    Identity,
+    IdentityMismatch,
+    Kind,
+    LedgerRow,
+    Manifest,
+    Mode,
+    RequestConflict,
+    Role,
+    ServerFault,
+    StaleAttempt,
+    StorageReference,
+    WrittenFile,
+    digest_of,
+    staging_key,
+)
+
+if TYPE_CHECKING:
+    from gym.checkpoint.participant import Participant
+
+
+@dataclass
+class ModelExport(Export):
+    """The ledger as it was when the commit began."""
+
+    rows: Rows = field(default_factory=dict)
+    indexes: list[WrittenFile] = field(default_factory=list)
+    writes: bool = True
+    """False for an auxiliary server: it commits without files."""
+
+    def write(self, writer: PartWriter) -> None:
+        """Write the rows reachable from the agents' indexes, and which storage they need."""
+        if not self.writes:
+            return
+        roots = [
+            root
+            for file in self.indexes
+            for root in read_continuations(writer.read_reference(file))
+        ]
+        kept = reachable(self.rows, roots)
+        self.storage = references(kept)
+        self.counts = Counts(ledger_rows=len(kept))
+        writer.parquet(LEDGER_FILE, ledger_table(kept))
+        writer.parquet(INDEX_FILE, index_table(self.storage))
+
+
+@dataclass
+class _RunningCall:
+    """A model call between its admission and its ledger row."""
+
+    identity: Identity
+    request_sha256: str
+    task: asyncio.Task[Completion]
+
+
+class ModelPart:
+    """What the model server holds. Used on one event loop.
+
+    Args:
+        endpoint: Where completions come from.
+        role: An auxiliary server (a judge) keeps no ledger and never closes.
+    """
+
+    kind = Kind.MODEL
+    participant: Participant
+    """Set by the server once both exist."""
+
+    def __init__(self, endpoint: GenerationEndpoint, role: Role) -> None:
+        """Start with an empty ledger."""
+        self.role: Role | None = role
+        self.mode = Mode.EXPORT_RESTORE if role is Role.POLICY else Mode.STATELESS
+        self.ledger = Ledger()
+        self._endpoint = endpoint
+        self._fences = Fences()
+        self._running: dict[tuple[str, str], _RunningCall] = {}
+
+    async def call(self, identity: Identity | None, chat: dict[str, Any]) -> Completion:
+        """Serve one model call.
+
+        Args:
+            identity: Whose call it is; one without identity was held until the server was open.
+            chat: The chat completion request, as it is to be generated.
+
+        Raises:
+            CheckpointParked: Admission is closed: the same call is to be issued again.
+            StaleAttempt: A newer run of the rollout exists, or came while the call ran.
+            IdentityMismatch: The headers are not those of a model call or an inner call.
+            RequestConflict: The call id came with another request.
+        """
+        if identity is None:
+            with self.participant.in_flight(None, "model_call"):
+                return await self._endpoint.complete(chat, None, None)
+        if identity.model_call_id is not None and identity.request_id is None:
+            if self.role is not Role.POLICY:
+                # It would be staged under the key of the policy's own call.
+                raise IdentityMismatch("an auxiliary model server serves inner calls only")
+            return await self._policy_call(identity, chat)
+        if identity.request_id is not None and identity.model_call_id is None:
+            self._admit(identity)
+            # Counted, but `prepare` does not wait for it: its step is one of another server.
+            with self.participant.in_flight(identity, "inner_call", blocks=False):
+                return await self._endpoint.complete(chat, identity, None)
+        raise IdentityMismatch("a model call carries either a model call id or a request id")
+
+    def manifest(self, key: str) -> Manifest:
+        """The ledger of the rollout that this capture key's run owns."""
+        return self.ledger.manifest(key)
+
+    async def _policy_call(self, identity: Identity, chat: dict[str, Any]) -> Completion:
+        self._refuse_older(identity)
+        self.participant.require_open()
+        self._admit(identity)
+        request_sha256 = digest_of(chat)
+        call = self._joined(identity, request_sha256)
+        call = call or self._begin(identity, chat, request_sha256)
+        # Waiting on the task leaves it running when this caller hangs up.
+        await asyncio.wait([call.task])
+        if call.task.cancelled():
+            raise StaleAttempt("the run of this model call has ended", details=_who(identity))
+        return call.task.result()
+
+    def _refuse_older(self, identity: Identity) -> None:
+        """Raise `StaleAttempt` for an older run, without taking note of a newer one."""
+        newest = self._fences.newest(identity.rollout_id)
+        if newest is not None and identity.attempt < newest:
+            raise StaleAttempt("a newer run of this rollout exists", details=_who(identity))
+
+    def _admit(self, identity: Identity) -> None:
+        if self._fences.admit(identity):
+            self._end_runs({identity.rollout_id})
+        self.ledger.begin_run(identity.rollout_id, identity.attempt)
+
+    def _joined(self, identity: Identity, request_sha256: str) -> _RunningCall | None:
+        """The same call, if it runs.
+
+        Raises:
+            RequestConflict: It runs, or has its row, with another request.
+        """
+        running = self._running.get(_key(identity))
+        row = self.ledger.row(identity.rollout_id, _call_id(identity))
+        known = running.request_sha256 if running else row.request_sha256 if row else None
+        if known not in (None, request_sha256):
+            raise RequestConflict("the model call id has another request", details=_who(identity))
+        return running
+
+    def _begin(self, identity: Identity, chat: dict[str, Any], request_sha256: str) -> _RunningCall:
+        work = self._generate(identity, chat, request_sha256)
+        call = _RunningCall(identity, request_sha256, asyncio.create_task(work))
+        self._running[_key(identity)] = call
+        call.task.add_done_callback(lambda _: self._settle(call))
+        return call
+
+    def _settle(self, call: _RunningCall) -> None:
+        if self._running.get(_key(call.identity)) is call:
+            del self._running[_key(call.identity)]
+        if not call.task.cancelled():
+            call.task.exception()  # seen here, so that a call whose callers left warns of nothing
+
+    async def _generate(
+        self, identity: Identity, chat: dict[str, Any], request_sha256: str
+    ) -> Completion:
+        call_id = _call_id(identity)
+        with self.participant.in_flight(identity, "model_call"):
+            parent = self.ledger.parent(identity.rollout_id, call_id)
+            parent_key = parent.coordinates.key if parent else None
+            completion = await self._endpoint.complete(chat, identity, parent_key)
+            self._refuse_older(identity)
+            if completion.coordinates is None:
+                return completion
+            wanted = staging_key(identity.incarnation, identity.capture_key, call_id)
+            if completion.coordinates.key != wanted:
+                raise ServerFault("the coordinates are those of another call")
+            self.ledger.add(
+                LedgerRow(
+                    rollout_id=identity.rollout_id,
+                    attempt_index=identity.attempt,
+                    capture_key=identity.capture_key,
+                    incarnation=identity.incarnation,
+                    model_call_id=call_id,
+                    parent_model_call_id=parent.model_call_id if parent else None,
+                    request_sha256=request_sha256,
+                    coordinates=completion.coordinates,
+                )
+            )
+            return completion
+
+    def _end_runs(self, rollout_ids: Collection[str]) -> None:
+        """Drop the ledger rows of these rollouts and end their calls."""
+        for call in list(self._running.values()):
+            if call.identity.rollout_id in rollout_ids:
+                call.task.cancel()
+                self._running.pop(_key(call.identity), None)
+        self.ledger.drop(rollout_ids)
+
+    async def aclose(self) -> None:
+        """End the calls under way: the process ends."""
+        tasks = [call.task for call in self._running.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._endpoint.aclose()
+
+    # What `Participant` calls; see `gym.checkpoint.part.Part`.
+
+    def counts(self) -> Counts:
+        """Ledger rows."""
+        return Counts(ledger_rows=len(self.ledger))
+
+    def blockers(self) -> list[Blocker]:
+        """None besides the calls in flight."""
+        return []
+
+    def export(self, request: CommitRequest) -> ModelExport:
+        """The ledger and the indexes that say what of it is needed."""
+        return ModelExport(
+            rows=self.ledger.frozen(),
+            indexes=request.continuation_indexes,
+            writes=self.role is Role.POLICY,
+        )
+
+    def read(self, folder: Path, files: list[WrittenFile]) -> list[LedgerRow]:
+        """Rows of the ledger file.
+
+        Raises:
+            UnsupportedSchema: A file does not parse.
+            DigestMismatch: A file is missing, or the two do not fit together.
+        """
+        if self.role is not Role.POLICY:
+            return []
+        rows = read_ledger(file_named(folder, files, LEDGER_FILE))
+        if read_index(file_named(folder, files, INDEX_FILE)) != references(rows):
+            raise DigestMismatch(f"{INDEX_FILE} and {LEDGER_FILE} name different calls")
+        _refuse_gaps(rows)
+        return rows
+
+    def install(self, loaded: list[LedgerRow]) -> RestoreInventory:
+        """Own the rows as runs n+1 and refuse the runs before."""
+        owned = self.ledger.install(loaded)
+        for row in owned:
+            self._fences.raise_to(row.rollout_id, row.attempt_index)
+        storage: list[StorageReference] = references(owned)
+        return RestoreInventory(counts=self.counts(), storage=storage)
+
+    def drop(self) -> None:
+        """Drop ledger and fences."""
+        self._end_runs({call.identity.rollout_id for call in self._running.values()})
+        self.ledger.clear()
+        self._fences.clear()
+
+    def discard(self, rollout_ids: Collection[str]) -> None:
+        """Drop the rows of these rollouts; their fences stay."""
+        self._end_runs(rollout_ids)
+
+    def forget(self, rollout_ids: Collection[str]) -> None:
+        """Drop rows and fences of finished rollouts."""
+        self._end_runs(rollout_ids)
+        self._fences.forget(rollout_ids)
+
+    def opened(self) -> None:
+        """Nothing waits here: refused calls come again, held ones wait at the participant."""
+
+
+def _refuse_gaps(rows: list[LedgerRow]) -> None:
+    """Each rollout's rows must be its calls 0, 1, ... owned by one run, each after the last."""
+    last: dict[str, LedgerRow] = {}
+    for row in rows:
+        before = last.get(row.rollout_id)
+        expected = None if before is None else before.model_call_id
+        number = 0 if before is None else int(before.model_call_id.removeprefix("call-")) + 1
+        other_run = before is not None and before.attempt_index != row.attempt_index
+        if (
+            row.parent_model_call_id != expected
+            or row.model_call_id != f"call-{number}"
+            or other_run
+        ):
+            raise DigestMismatch(f"{LEDGER_FILE} holds a rollout with a gap in its calls")
+        last[row.rollout_id] = row
+
+
+def _call_id(identity: Identity) -> str:
+    assert identity.model_call_id is not None
+    return identity.model_call_id
+
+
+def _key(identity: Identity) -> tuple[str, str]:
+    return identity.capture_key, _call_id(identity)
+
+
+def _who(identity: Identity) -> dict[str, Any]:
+    return {
+        "rollout_id": identity.rollout_id,
+        "attempt": identity.attempt,
+        "model_call_id": identity.model_call_id,
+    }

@@ -1,0 +1,129 @@
+"""The policy model server: NeMo Gym's model routes in front of the generation endpoint.
+
+`POST /v1/responses` and `POST /v1/chat/completions`, in NeMo Gym's shapes; the ledger's
+manifest on `GET /training-token-capture/control/rollouts/{capture_key}/manifest` (bearer).
+Guarantees: see `gym.model.part`. A server of role `auxiliary` (a judge, a simulated user) is the
+same without ledger, and never closes.
+
+Started as `python -m gym.model.server --name policy_model --port P --generation-url URL ...`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from pydantic import Field
+
+from gym.checkpoint.participant import Participant
+from gym.formats.json_body import json_object
+from gym.formats.responses import chat_request, response_of, with_extra
+from gym.model.generation_client import Completion, GenerationEndpoint
+from gym.model.part import ModelPart
+from gym.protocol import Identity, InvalidRequest, Manifest, Role
+from gym.protocol.identity import HEADER_COMMITTED_CALL
+from gym.protocol.records import BaseUrl
+from gym.server.anonymous_calls import caller_of, while_there
+from gym.server.app import close_with
+from gym.server.control_routes import create_app
+from gym.server.serve import serve
+from gym.server.settings import ServerSettings, settings_from_command_line
+
+CAPTURE_PATH = "/training-token-capture"
+
+
+class ModelServerSettings(ServerSettings):
+    """What a model server is told besides."""
+
+    generation_url: BaseUrl
+    """Base URL of the generation endpoint (or of any OpenAI-compatible server), up to `/v1`."""
+    role: Role = Role.POLICY
+    """`policy` keeps the ledger and takes part in checkpoints; `auxiliary` never closes."""
+    model: str | None = None
+    """Model name sent on; None keeps the caller's."""
+    extra_body: dict[str, Any] = Field(default_factory=dict)
+    """Fields merged into each chat request: sampling that is configuration, not the row's."""
+
+
+def create_model_app(
+    settings: ModelServerSettings, endpoint: GenerationEndpoint | None = None
+) -> FastAPI:
+    """The application of one model server.
+
+    Args:
+        settings: What it is told.
+        endpoint: Where completions come from; by default `settings.generation_url`.
+    """
+    endpoint = endpoint or GenerationEndpoint(settings.generation_url, participant=settings.name)
+    part = ModelPart(endpoint, settings.role)
+    participant = Participant(settings.name, part, settings)
+    part.participant = participant
+    app = create_app(participant, guarded=(CAPTURE_PATH,))
+    close_with(app, part.aclose)
+
+    async def called(
+        request: Request, identity: Identity | None, chat: dict[str, Any]
+    ) -> Completion:
+        work = part.call(identity, chat)
+        return await (work if identity is not None else while_there(request, work))
+
+    @app.post("/v1/responses")
+    async def responses(request: Request) -> JSONResponse:
+        identity = await caller_of(participant, request, "model_call")
+        body = await model_request(request)
+        chat = chat_request(body, model=settings.model, extra=settings.extra_body)
+        completion = await called(request, identity, chat)
+        answer = response_of(completion.chat, body, name=_item_name(identity))
+        return JSONResponse(answer, headers=_committed(identity, completion))
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(request: Request) -> JSONResponse:
+        identity = await caller_of(participant, request, "model_call")
+        body = await model_request(request)
+        if settings.model is not None:
+            body["model"] = settings.model
+        chat = with_extra(body, settings.extra_body)
+        completion = await called(request, identity, chat)
+        return JSONResponse(completion.chat, headers=_committed(identity, completion))
+
+    @app.get(CAPTURE_PATH + "/control/rollouts/{capture_key}/manifest")
+    async def manifest(capture_key: str) -> Manifest:
+        return part.manifest(capture_key)
+
+    return app
+
+
+def _item_name(identity: Identity | None) -> str | None:
+    """What response ids are made from: the same for every run of a rollout."""
+    if identity is None or identity.model_call_id is None:
+        return None
+    return f"{identity.rollout_id}_{identity.model_call_id}"
+
+
+def _committed(identity: Identity | None, completion: Completion) -> dict[str, str]:
+    if identity is None or identity.model_call_id is None or completion.coordinates is None:
+        return {}
+    return {HEADER_COMMITTED_CALL: identity.model_call_id}
+
+
+async def model_request(request: Request) -> dict[str, Any]:
+    """The body of a model call.
+
+    Raises:
+        InvalidRequest: It is not a JSON object, or asks for a stream.
+    """
+    body = await json_object(request)
+    if body.get("stream"):
+        raise InvalidRequest("streaming is not served here: stream must be false")
+    return body
+
+
+def main() -> None:
+    """Serve one model server, configured by flags and `TURNPOINT_*`."""
+    settings = settings_from_command_line(ModelServerSettings)
+    serve(create_model_app(settings), settings)
+
+
+if __name__ == "__main__":
+    main()

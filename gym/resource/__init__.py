@@ -1,0 +1,1 @@
+"""Resource servers: sessions of an environment, with mutations that take effect once."""

@@ -1,0 +1,1 @@
+"""The HTTP application that all three kinds of Gym servers share."""
