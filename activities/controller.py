@@ -21,11 +21,11 @@ from activities.contract import (
 )
 from activities.driving import driving
 from activities.leases import renewal
-from rl import incarnations
 from rl.actors import call
 from rl.errors import ActorLost, ControllerLost, OtherJob, RestoreNotFinished
 from rl.messages import SINGLE_CONTROLLER, JobConfig
-from rl.snapshot_folder import SnapshotFolder
+from rl.snapshots import incarnations
+from rl.snapshots.folder import SnapshotFolder
 
 BEGIN_LIMIT_S = 25.0
 

@@ -27,11 +27,11 @@ from activities.controller import check_job
 from activities.driving import driving
 from activities.leases import renewal
 from rl.errors import NoSnapshot, SnapshotDamaged, TopologyMismatch
-from rl.incarnations import demand_newest
-from rl.manifest import SnapshotManifest
 from rl.messages import JobConfig
-from rl.snapshot_folder import SnapshotFolder
-from rl.topology import demand_fit, topology_of
+from rl.snapshots.folder import SnapshotFolder
+from rl.snapshots.incarnations import demand_newest
+from rl.snapshots.manifest import SnapshotManifest
+from rl.snapshots.topology import demand_fit, topology_of
 
 
 class FolderActivities:

@@ -33,10 +33,10 @@ from gym.client import GymClient
 from gym.protocol import DeadlineExceeded, NotReady, WrittenFile
 from rl.actors import call
 from rl.errors import ActorLost
-from rl.incarnations import record_origin
-from rl.joining import discover_and_join
 from rl.messages import NEMO_GYM, SINGLE_CONTROLLER, JobConfig, JoinedServer, ServerReport
-from rl.save_phases import resume_servers
+from rl.nemo_gym.joining import discover_and_join
+from rl.nemo_gym.save import resume_servers
+from rl.snapshots.incarnations import record_origin
 
 logger = logging.getLogger(__name__)
 

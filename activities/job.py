@@ -35,12 +35,13 @@ from activities.driving import driving, prove
 from activities.schedule import go_on, pause_for_restore
 from gym.client import GymClient
 from gym.protocol import DeadlineExceeded
-from rl import incarnations, job
+from rl import job
 from rl.actors import call
 from rl.errors import JobAlive
 from rl.messages import DATA_PLANE_HOST, SINGLE_CONTROLLER, JobConfig, JobPhase
-from rl.restore_phases import reset_servers
-from rl.snapshot_folder import SnapshotFolder
+from rl.nemo_gym.restore import reset_servers
+from rl.snapshots import incarnations
+from rl.snapshots.folder import SnapshotFolder
 
 _JOB = SearchAttributeKey.for_keyword(JOB_ATTRIBUTE)
 

@@ -17,13 +17,12 @@ import ray
 
 from gym.client import GymClient
 from gym.protocol import DeadlineExceeded, StaleIncarnation
-from rl import incarnations
 from rl.actors import attached, call
-from rl.data_plane_host import STORAGE_ACTOR, data_plane_host
+from rl.controller.actor import single_controller
+from rl.data_plane.host import STORAGE_ACTOR, data_plane_host
+from rl.data_plane.transfer_queue import CONTROLLER_NAMESPACE
 from rl.errors import ActorLost, JobAlive
-from rl.generation import generation_actor
-from rl.joining import discover_and_join
-from rl.loader import Loader
+from rl.generation.actor import generation_actor
 from rl.messages import (
     DATA_PLANE_HOST,
     GENERATION,
@@ -36,10 +35,11 @@ from rl.messages import (
     JoinedServer,
     Workload,
 )
-from rl.nemo_gym import nemo_gym
-from rl.one_job import refuse_other_job, stands_in_the_way
-from rl.single_controller import single_controller
-from rl.transfer_queue import CONTROLLER_NAMESPACE
+from rl.nemo_gym.actor import nemo_gym
+from rl.nemo_gym.joining import discover_and_join
+from rl.records.loader import Loader
+from rl.snapshots import incarnations
+from rl.snapshots.one_job import refuse_other_job, stands_in_the_way
 
 _START_LIMIT_S = 120.0
 """TransferQueue's actors import torch: 6 to 15 s on two cores (reference/runtime.md)."""

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from rl.messages import ControllerStatus, Workload
-from rl.one_job import refuse_other_job, stands_in_the_way
+from rl.snapshots.one_job import refuse_other_job, stands_in_the_way
 from workers import job_runs
 from workers.chronicle import Chronicle, LastSave, Summary
 from workers.cli_output import EXIT_FAILED, EXIT_NOT_REACHABLE, EXIT_TERMINATED, Output

@@ -11,8 +11,8 @@ from rich.table import Table
 
 from gym.protocol import DigestMismatch
 from rl.errors import NotFound, SnapshotDamaged
-from rl.manifest import SnapshotManifest
-from rl.snapshot_folder import SnapshotFolder
+from rl.snapshots.folder import SnapshotFolder
+from rl.snapshots.manifest import SnapshotManifest
 from workers.cli_output import EXIT_FAILED, Output
 from workers.cli_stack import AsJson, JobOption, StateDir, settings_of_job
 from workers.settings import Settings, load_settings

@@ -23,9 +23,9 @@ from pydantic import BaseModel, ConfigDict
 
 from activities.contract import RestoreResult, SaveResult
 from gym.protocol import INNER_FILES_FOLDER, Continuation, capture_key
+from rl.data_plane.rows import TrainingRow
 from rl.messages import ControllerStatus
-from rl.snapshot_folder import SnapshotFolder
-from rl.training_rows import TrainingRow
+from rl.snapshots.folder import SnapshotFolder
 from workers.errors import NotRunning
 from workers.settings import Settings
 from workers.temporal import connect
@@ -206,7 +206,7 @@ async def _training_rows() -> dict[str, tuple[TrainingRow, dict[str, Any]]]:
     # Not at the top: Ray reads its environment when it is imported, and the demo has no cluster
     # before its last chapter.
     from rl.actors import attached
-    from rl.transfer_queue import TRAINING, DataPlane
+    from rl.data_plane.transfer_queue import TRAINING, DataPlane
 
     await attached()
     data_plane = await DataPlane.attach()

@@ -27,8 +27,8 @@ from activities.schedule import set_schedule
 from gym.protocol import Phase
 from rl.errors import NoSnapshot, RayUnreachable
 from rl.messages import ControllerStatus, JobConfig, Workload
-from rl.one_job import stands_in_the_way
-from rl.snapshot_folder import SnapshotFolder
+from rl.snapshots.folder import SnapshotFolder
+from rl.snapshots.one_job import stands_in_the_way
 from workers import ray_side
 from workers.errors import NotRunning, Refused
 from workers.job_status import controller_status

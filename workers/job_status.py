@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict
 
 from gym.client import GymClient
 from gym.protocol import Capabilities, Phase, TurnpointError, Unauthorized
-from rl import incarnations
 from rl.messages import ControllerStatus, JobConfig, ServerConfig
-from rl.snapshot_folder import SnapshotFolder
+from rl.snapshots import incarnations
+from rl.snapshots.folder import SnapshotFolder
 from workers import gym_servers, ray_head
 from workers.errors import SettingsError
 from workers.key_files import read_secret
@@ -123,7 +123,7 @@ async def _look(settings: Settings, with_controller: bool, with_servers: bool) -
 async def controller_status(settings: Settings, config: JobConfig) -> ControllerStatus | None:
     """The controller's own status; None if there is no controller of this job."""
     use_ray_of(settings)
-    from rl import job  # Ray and torch: seconds that other commands do not pay
+    from rl import job
 
     return await job.alive(config)
 

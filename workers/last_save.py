@@ -10,7 +10,7 @@ import asyncio
 
 from activities.contract import Progress, SaveInput, SaveOutcome
 from gym.protocol import TurnpointError
-from rl.snapshot_folder import SnapshotFolder
+from rl.snapshots.folder import SnapshotFolder
 from workers import job_runs
 from workers.chronicle import LastSave
 from workers.errors import WorkerRoomError

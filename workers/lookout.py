@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection
 
 from gym.client import GymClient
 from gym.protocol import Capabilities, ServerUnreachable, TurnpointError
-from rl import incarnations
 from rl.messages import ControllerStatus
+from rl.snapshots import incarnations
 from workers import gym_servers
 from workers.errors import WorkerRoomError
 from workers.job_sighting import JobSighting

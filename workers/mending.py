@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from gym.protocol import Capabilities, Phase
-from rl import incarnations
+from rl.snapshots import incarnations
 from workers import gym_servers
 from workers.errors import StackBusy
 from workers.job_status import gym_capabilities

@@ -10,10 +10,10 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gym.protocol import UNCERTAIN_REVISION, Continuation, Mode, UnsupportedSchema
-from rl.cut import read_picture
-from rl.folder_check import verified_bytes
-from rl.manifest import SnapshotManifest
-from rl.recovery_ledger import RunState
+from rl.controller.cut import read_picture
+from rl.records.recovery_ledger import RunState
+from rl.snapshots.check import verified_bytes
+from rl.snapshots.manifest import SnapshotManifest
 
 _CONTINUATIONS = "/continuations.jsonl"
 

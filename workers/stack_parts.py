@@ -20,8 +20,8 @@ from pathlib import Path
 import httpx
 
 from gym.protocol.control import BASE_PATH
-from rl.tiny_model import make_tiny_model
-from rl.vllm_command import POLICY_MODEL, vllm_command
+from rl.policies.tiny_model import make_tiny_model
+from rl.policies.vllm import POLICY_MODEL, vllm_command
 from workers import gym_servers, ray_head, temporal_server
 from workers.errors import SettingsError
 from workers.gym_servers import NOT_FOR_SERVERS, GymServer
@@ -211,7 +211,7 @@ def _ray(settings: Settings, ports: dict[str, int], folder: Path) -> Part:
 def _policy(settings: Settings, port: int) -> Part:
     base = f"http://{HOST}:{port}"
     if settings.policy == "scripted":
-        command = [sys.executable, "-m", "rl.scripted_policy", "--port", str(port)]
+        command = [sys.executable, "-m", "rl.policies.scripted", "--port", str(port)]
         env: dict[str, str] = {}
     else:
         command, env = vllm_command(settings.state_dir / MODEL_FOLDER, port, host=HOST)

@@ -16,10 +16,11 @@ from activities.contract import ClaimRequest, ClaimResult
 from activities.job import JobActivities
 from gym.client import GymClient
 from gym.protocol import DeadlineExceeded
-from rl import incarnations, job
+from rl import job
 from rl.errors import JobAlive, NoSnapshot, OtherJob, Superseded
 from rl.messages import ControllerStatus, JobConfig
-from rl.snapshot_folder import SnapshotFolder
+from rl.snapshots import incarnations
+from rl.snapshots.folder import SnapshotFolder
 from tests.rl.folder_cases import config_of
 from tests.workers.test_supervision import status
 from workflows.journal import JOB

@@ -20,7 +20,7 @@ from activities.gym import GymActivities
 from gym.client import GymClient
 from gym.protocol import DeadlineExceeded, PrepareRequest
 from rl.messages import JobConfig, SaveSettings
-from rl.snapshot_folder import SnapshotFolder
+from rl.snapshots.folder import SnapshotFolder
 from tests.rl.folder_cases import FIRST, config_of, start_job, topology, write_files
 
 Case = tuple[Callable[..., Awaitable[Any]], contract.CheckpointRequest]

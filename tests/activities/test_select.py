@@ -15,7 +15,6 @@ from activities.contract import BeginRequest, SelectRequest, SelectResult
 from activities.controller import ControllerActivities
 from activities.folder import FolderActivities
 from gym.protocol import Kind, Mode, Role
-from rl import incarnations
 from rl.errors import (
     ActorLost,
     ControllerLost,
@@ -25,8 +24,9 @@ from rl.errors import (
     TopologyMismatch,
 )
 from rl.messages import JobConfig, JoinedServer
-from rl.snapshot_folder import SnapshotFolder
-from rl.topology import topology_of
+from rl.snapshots import incarnations
+from rl.snapshots.folder import SnapshotFolder
+from rl.snapshots.topology import topology_of
 from tests.activities.test_claim import _not_driven
 from tests.rl import folder_cases
 from tests.rl.folder_cases import FIRST, SECOND, config_of, save, start_job
@@ -100,7 +100,7 @@ async def test_a_damaged_snapshot_gives_way_to_the_older_one_and_its_file_is_nam
 ) -> None:
     """Break: take the first candidate.
 
-    Or rl/snapshot_folder.py: say of one that is no folder that there is no such snapshot: the
+    Or rl/snapshots/folder.py: say of one that is no folder that there is no such snapshot: the
     restore fails, though an older one is intact.
     """
     file, apply = DAMAGE[damage]
@@ -187,9 +187,9 @@ OTHER_FLEETS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
 async def test_each_entry_of_the_topology_is_compared_and_listed(
     config: JobConfig, monkeypatch: pytest.MonkeyPatch, entry: str
 ) -> None:
-    """Break: rl/topology.py: leave the entry out of `_SERVER_FIELDS`, or out of `_entries`.
+    """Break: rl/snapshots/topology.py.
 
-    What the dataset means is compared by the loader: `tests/rl/test_loader.py`.
+    Leave the entry out of `_SERVER_FIELDS`, or out of `_entries`.  What the dataset means is compared by the loader: `tests/rl/test_loader.py`.
     """
     config = config.model_copy(update={"policy_sha256": "e" * 64})
     saved = topology_of(config, FLEET.values(), {"epochs": 1})

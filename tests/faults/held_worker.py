@@ -29,7 +29,7 @@ from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, 
 import activities.controller
 import activities.gym
 from gym.logs import configure_logging
-from rl.folder_names import JobFolder
+from rl.snapshots.names import JobFolder
 from workers.settings import load_settings
 from workers.worker import run
 

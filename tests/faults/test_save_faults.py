@@ -276,7 +276,7 @@ async def test_a_terminated_save_lets_rollouts_go_on_within_the_lease(
 async def test_a_server_killed_before_its_prepare_is_named_and_the_others_go_on(
     live: Live, client: Client
 ) -> None:
-    """Break: rl/save_phases.py: look at no server of a later kind. The agents repeat its steps.
+    """Break: rl/nemo_gym/save.py: look at no server of a later kind. The agents repeat its steps.
 
     Last: what the server held is lost, so the job is restored.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from rl.scripted_policy import Script, completion
+from rl.policies.scripted import Script, completion
 from tests.gym.fake_generation import FakeGeneration
 
 

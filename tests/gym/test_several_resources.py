@@ -31,8 +31,8 @@ from gym.protocol import (
 )
 from gym.resource.server import ResourceServer, create_resource_app
 from gym.server.settings import ServerSettings
-from rl.inventories import Held, who_starts_over
 from rl.messages import JoinedServer
+from rl.records.inventories import Held, who_starts_over
 from tests.gym.fleet import AGENT, COUNTER, MODEL, Fleet, Make, fleet_of
 from tests.gym.scripted_generation import ScriptedGeneration
 

@@ -45,7 +45,7 @@ from gym.resource.session import Session
 from gym.server.app import close_with
 from gym.server.serve import serve
 from gym.server.settings import ServerSettings, settings_from_command_line
-from rl.scripted_policy import create_app
+from rl.policies.scripted import create_app
 from tests.real.state_rows import JUDGE, ROLLOUTS, SCRIPT, State
 
 FOLDER = "HELD_GYM_FOLDER"

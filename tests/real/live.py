@@ -22,7 +22,7 @@ from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 from activities.contract import SaveOutcome, SaveResult
 from gym.client import GymClient
 from gym.protocol import Kind, Phase, Status, StatusRequest
-from rl.snapshot_folder import SnapshotFolder
+from rl.snapshots.folder import SnapshotFolder
 from workers.key_files import read_key_file
 from workers.processes import marked, spawn
 from workers.settings import Settings, load_settings

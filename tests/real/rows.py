@@ -6,8 +6,8 @@ import asyncio
 import json
 
 from rl.actors import attached
-from rl.collaborators import TRAINING
-from rl.transfer_queue import DataPlane
+from rl.controller.ports import TRAINING
+from rl.data_plane.transfer_queue import DataPlane
 
 
 async def main() -> None:

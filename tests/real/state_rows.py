@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rl.scripted_policy import Script
+from rl.policies.scripted import Script
 from tests.twin.rows import tools_asked
 
 SCRIPT = Script(turns=3, turns_spread=1, delay_s=0.05)

@@ -32,7 +32,7 @@ from workers.key_files import read_key_file
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 DISK_BYTES = 64 << 20
 LEAST_FREE_BYTES = 16 << 20
-"""What `begin_checkpoint` demands (`rl.checkpoint`)."""
+"""What `begin_checkpoint` demands (`rl.controller.save`)."""
 TURNS = "80"
 FAST, SLOW = "0.01", "2.5"
 OPTIONS = {

@@ -23,7 +23,7 @@ from activities.contract import (
     SaveInput,
     SaveResult,
 )
-from rl import incarnations
+from rl.snapshots import incarnations
 from tests.real.live import AGENT, JOB, MODEL, Live, wait_for
 from tests.real.saves_in_a_row import SavesInARow, saves_in_a_row
 

@@ -74,7 +74,7 @@ def test_a_result_owed_when_admission_closes_is_acknowledged_before_prepare_begi
 ) -> None:
     """Issue 2, point 5. Its acknowledgement was held until admission had closed.
 
-    Break: rl/checkpoint.py: close admission without waiting for what is owed.
+    Break: rl/controller/save.py: close admission without waiting for what is owed.
     """
     rollout = ROLLOUTS[State.UNACKNOWLEDGED]
     assert story.saved.owed == 1

@@ -289,8 +289,8 @@ def test_a_result_finished_before_the_save_is_acknowledged_before_prepare_is_ove
 
     NemoGym stood still from before it was finished until the save had been started, so nobody
     can have acknowledged it before. `test_states` shows one that is owed as admission closes.
-    Break: rl/acknowledgements.py: send each 4 s late; rl/checkpoint.py and gym/checkpoint/save.py:
-    wait for none; then the save itself fails.
+    Break: rl/controller/acknowledgements.py: send each 4 s late; rl/controller/save.py and
+    gym/checkpoint/save.py: wait for none; then the save itself fails.
     """
     prepared = next(
         line["ts"]

@@ -23,7 +23,7 @@ import psutil
 import pytest
 from temporalio.client import WorkflowExecutionStatus
 
-from rl import incarnations
+from rl.snapshots import incarnations
 from tests.real.live import AGENT, JOB, MODEL, RESOURCE, TEMPORAL, Live, environment, wait_for
 from tests.real.supervised import (
     DICE,

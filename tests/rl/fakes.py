@@ -25,8 +25,9 @@ from gym.protocol import (
     model_call_id,
     staging_key,
 )
-from rl.collaborators import Collaborators
-from rl.controller import Controller
+from rl.controller.controller import Controller
+from rl.controller.ports import Collaborators
+from rl.data_plane.rows import StagingRow, TrainingRow
 from rl.messages import (
     Inventory,
     JobConfig,
@@ -37,7 +38,6 @@ from rl.messages import (
     ServerReport,
     Workload,
 )
-from rl.training_rows import StagingRow, TrainingRow
 
 AGENT, MODEL, COUNTER = "simple_agent", "policy_model", "counter"
 SHA = "0" * 64

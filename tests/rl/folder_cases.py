@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from gym.protocol import WrittenFile
-from rl import incarnations
-from rl.manifest import SnapshotManifest
 from rl.messages import JobConfig, Topology
-from rl.snapshot_folder import Reserved, SnapshotFolder
+from rl.snapshots import incarnations
+from rl.snapshots.folder import Reserved, SnapshotFolder
+from rl.snapshots.manifest import SnapshotManifest
 
 CONTENT = {
     "gym/simple_agent/continuations.jsonl": b'{"rollout_id": "p7_g2"}\n',

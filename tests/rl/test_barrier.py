@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rl.barrier import Barrier
+from rl.controller.barrier import Barrier
 
 
 async def _settle() -> None:

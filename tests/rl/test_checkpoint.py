@@ -26,7 +26,7 @@ from rl.errors import (
     NotHeld,
 )
 from rl.messages import BeginAnswer, ServerReport
-from rl.recovery_ledger import LEDGER_FILE, RecoveryLedger, RunState
+from rl.records.recovery_ledger import LEDGER_FILE, RecoveryLedger, RunState
 from tests.rl.fakes import World, until
 
 A, B = "aaaaaaaa-1", "bbbbbbbb-2"
@@ -190,7 +190,7 @@ async def test_unchanged_since_the_last_snapshot(tmp_path: Path) -> None:
 async def test_an_older_snapshot_that_is_told_of_late_is_not_the_newest(tmp_path: Path) -> None:
     """A worker that stood still over its resume sends it once more, after the next save.
 
-    Break: rl/saves.py: take whatever was told of last.
+    Break: rl/controller/saves.py: take whatever was told of last.
     """
     world = await _running(tmp_path)
     await _published(world)
@@ -262,7 +262,7 @@ async def test_a_slow_begin_that_has_ended_touches_nothing_of_the_next_save(
 ) -> None:
     """What it sweeps or makes room by would be the folder that the next save writes in.
 
-    Break: rl/checkpoint.py: let two begins look at the folder at the same time.
+    Break: rl/controller/save.py: let two begins look at the folder at the same time.
     """
     world = await _running(tmp_path)
     reached, slow, done = threading.Event(), threading.Event(), []
@@ -577,6 +577,6 @@ async def test_files_are_written_off_the_loop(tmp_path: Path, monkeypatch) -> No
     def note(path: Path, data: bytes) -> None:
         writers.append(threading.current_thread())
 
-    monkeypatch.setattr("rl.cut.write_durably", note)
+    monkeypatch.setattr("rl.controller.cut.write_durably", note)
     await world.controller.cut_rl_state(A, begun.folder, 5)
     assert len(writers) == 3 and threading.main_thread() not in writers

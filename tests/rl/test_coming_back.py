@@ -10,9 +10,10 @@ import pytest
 import ray
 
 from gym.protocol import DeadlineExceeded, TurnpointError
-from rl import generation, nemo_gym
 from rl.errors import ActorLost, ControllerLost, PortTaken
+from rl.generation import actor as generation
 from rl.messages import JoinedServer
+from rl.nemo_gym import actor as nemo_gym
 from tests.rl.fakes import config, servers
 
 
@@ -41,7 +42,7 @@ async def test_a_controller_that_is_busy_is_no_failure_of_the_runs(
 ) -> None:
     """Each run under way would start over, and after three such answers count as failed.
 
-    Break: rl/nemo_gym.py: let the `DeadlineExceeded` of the controller rise.
+    Break: rl/nemo_gym/actor.py: let the `DeadlineExceeded` of the controller rise.
     """
 
     async def call(*_: Any, **__: Any) -> Any:
@@ -64,7 +65,7 @@ def test_an_endpoint_that_does_not_come_back_ends_so_that_ray_starts_it_again(
 ) -> None:
     """Nobody asks it for `ready` any more: it would live, and every model call wait for ever.
 
-    Break: rl/generation.py: keep the error for a caller of `ready`.
+    Break: rl/generation/actor.py: keep the error for a caller of `ready`.
     """
     ended: list[int] = []
 

@@ -26,17 +26,17 @@ from gym.protocol import (
     StaleIncarnation,
     TurnpointError,
 )
-from rl.data_plane_host import STORAGE_ACTOR, data_plane_host
-from rl.generation import generation_actor
-from rl.messages import DATA_PLANE_HOST, RAY_NAMESPACE, JobConfig
-from rl.training_rows import StagingRow, assemble
-from rl.transfer_queue import (
+from rl.data_plane.host import STORAGE_ACTOR, data_plane_host
+from rl.data_plane.rows import StagingRow, assemble
+from rl.data_plane.transfer_queue import (
     CONTROLLER_ACTOR,
     CONTROLLER_NAMESPACE,
     STAGING,
     TRAINING,
     DataPlane,
 )
+from rl.generation.actor import generation_actor
+from rl.messages import DATA_PLANE_HOST, RAY_NAMESPACE, JobConfig
 from tests.ports import free_port
 from tests.rl.ray_cluster import REPO, leave_transfer_queue, ray_cluster
 
@@ -246,7 +246,7 @@ async def test_the_endpoint_answers_from_the_row_after_its_death(tmp_path: Path)
 @contextmanager
 def scripted_policy() -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     port = free_port()
-    command = [sys.executable, "-m", "rl.scripted_policy", "--port", str(port), "--delay-s", "0"]
+    command = [sys.executable, "-m", "rl.policies.scripted", "--port", str(port), "--delay-s", "0"]
     with subprocess.Popen(command, cwd=REPO) as process:
         try:
             deadline = time.monotonic() + 30

@@ -16,10 +16,10 @@ from gym.protocol import (
     Role,
     SessionUncertain,
 )
-from rl import gym_runs
-from rl.fleet import Fleet
-from rl.gym_runs import Runs
 from rl.messages import JoinedServer, RunRequest
+from rl.nemo_gym import runs as gym_runs
+from rl.nemo_gym.fleet import Fleet
+from rl.nemo_gym.runs import Runs
 from tests.gym import fleet as gym
 from tests.gym.fake_generation import FakeGeneration
 from tests.gym.fleet import AGENT, COUNTER, MODEL, NAMES, ROW
@@ -57,8 +57,8 @@ async def test_a_rollout_that_has_failed_for_good_is_in_no_later_snapshot(
 ) -> None:
     """Memory stays bounded (design section 6, `forget`).
 
-    Break: rl/gym_runs.py: forget on the agent alone; or on model and resources while a save has
-    counted the run.
+    Break: rl/nemo_gym/runs.py: forget on the agent alone; or on model and resources while a save
+    has counted the run.
     """
     monkeypatch.setattr(gym_runs, "ACKNOWLEDGE_S", 0.3)
     meddling = Meddling()

@@ -10,10 +10,10 @@ import pytest
 import transfer_queue as tq
 
 from gym.protocol import NoSpace, NotWritten
-from rl import incarnations
-from rl.data_plane_host import save_files
+from rl.data_plane.host import save_files
 from rl.errors import DataPlaneLost, Superseded
-from rl.snapshot_folder import SnapshotFolder
+from rl.snapshots import incarnations
+from rl.snapshots.folder import SnapshotFolder
 from tests.rl.fakes import World, until
 from tests.rl.folder_cases import (
     FIRST,

@@ -12,10 +12,10 @@ import httpx
 import pytest
 
 from gym.protocol import HEADER_PARENT_KEY, Identity, StagingCoordinates
+from rl.data_plane.rows import StagingRow
 from rl.errors import DataPlaneLost
-from rl.generation_app import Generation, create_app, seed_of
-from rl.scripted_policy import Script, completion
-from rl.training_rows import StagingRow
+from rl.generation.app import Generation, create_app, seed_of
+from rl.policies.scripted import Script, completion
 
 IDENTITY = Identity(incarnation=1, rollout_id="p0_g0", attempt=0, model_call_id="call-0")
 KEY = "1/p0_g0/call-0"
@@ -172,7 +172,7 @@ async def test_another_request_under_the_key_is_refused() -> None:
     [({"incarnation": 2}, "stale_attempt"), ({"request_id": "x"}, "identity_mismatch")],
 )
 async def test_foreign_calls_are_refused(update: dict[str, Any], code: str) -> None:
-    """Invariant 7. Break: rl/generation_app.py: admit any incarnation; seen red."""
+    """Invariant 7. Break: rl/generation/app.py: admit any incarnation; seen red."""
     policy, plane = Policy(), Plane()
     async with endpoint(policy, plane) as http:
         refused = await ask(http, IDENTITY.model_copy(update=update))
@@ -254,7 +254,7 @@ async def test_an_answer_that_makes_no_row_is_a_fault_and_not_asked_for_again(
 ) -> None:
     """Another status than a typed fault is taken for one that passes: the call would never end.
 
-    Break: rl/generation_app.py: build the row, and find out what it lacks when it is staged.
+    Break: rl/generation/app.py: build the row, and find out what it lacks when it is staged.
     """
     policy, plane = Policy(), Plane()
 

@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from gym.protocol import TurnpointError
-from rl import generation
 from rl.errors import PortTaken
+from rl.generation import actor as generation
 
 HOST = "127.0.0.1"
 

@@ -28,10 +28,11 @@ from gym.protocol import (
     TurnpointError,
     WrittenFile,
 )
-from rl import restore_phases, save_phases
 from rl.errors import NotHeld
-from rl.fleet import Fleet
-from rl.gym_desk import GymDesk
+from rl.nemo_gym import restore as restore_phases
+from rl.nemo_gym import save as save_phases
+from rl.nemo_gym.fleet import Fleet
+from rl.nemo_gym.service import GymDesk
 from tests.rl.gym_fakes import FakeFleet, fake_fleet
 from workflows.restore_snapshot import ABOUT_THE_SNAPSHOT
 
@@ -90,7 +91,7 @@ async def test_each_phase_asks_the_kinds_in_the_designs_order(
 async def test_a_restore_asks_the_kinds_in_the_designs_order(
     fakes: FakeFleet, fleet: Fleet
 ) -> None:
-    """Invariant 10. Break: rl/save_phases.py: resume agents first; seen red."""
+    """Invariant 10. Break: rl/nemo_gym/save.py: resume agents first; seen red."""
     files = [WrittenFile(path=f"gym/{name}/part", bytes=1, sha256=SHA) for name in fakes.servers]
     await restore_phases.restore(fleet, "restore-1", CHECKPOINT, Path("/snapshots/job/s"), files)
     await restore_phases.discard(fleet, "restore-1", ["p1_g0"])
@@ -191,7 +192,7 @@ async def test_any_server_that_stands_still_is_named_within_a_lease(
 ) -> None:
     """It has lost its lease: the others would stand still for a save that cannot be published.
 
-    Break: rl/save_phases.py: look at servers of later kinds alone, or not while all commit.
+    Break: rl/nemo_gym/save.py: look at servers of later kinds alone, or not while all commit.
     """
     for operation in ("prepare", "commit"):
         fakes["agent_a"].hang(operation)
@@ -208,7 +209,7 @@ async def test_any_server_that_stands_still_is_named_within_a_lease(
 
 
 async def test_servers_get_what_is_left_of_the_budget(fakes: FakeFleet, fleet: Fleet) -> None:
-    """Invariant 3. Break: rl/save_phases.py: ask with `lease_s=30.0` in `prepare`; seen red."""
+    """Invariant 3. Break: rl/nemo_gym/save.py: ask with `lease_s=30.0` in `prepare`; seen red."""
     fakes["policy_model"].hang("prepare", 0.5)
     await save_phases.prepare(fleet, CHECKPOINT, 4, driven)
     (model,) = fakes.bodies("prepare", "policy_model")
@@ -411,7 +412,7 @@ async def test_a_restored_server_that_is_not_open_after_its_resume_ends_the_rest
 async def test_reset_reaches_every_server_and_names_the_dead(
     fakes: FakeFleet, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rl.restore_phases.UNREACHABLE_S", 0.3)
+    monkeypatch.setattr("rl.nemo_gym.restore.UNREACHABLE_S", 0.3)
     await fakes["agent_a"].stop()
     fakes["agent_b"].fail("reset", StaleInstance("another life"))
     reports = await restore_phases.reset_servers(fleet.client, fleet.servers, 1, "restore-1")
@@ -498,8 +499,8 @@ async def test_an_agent_that_does_not_count_its_runs_is_no_fault_of_the_snapshot
 ) -> None:
     """It dies, or is slow, right after it has restored its part.
 
-    Break: rl/gym_desk.py: say that the inventories disagree; an intact snapshot is then given up
-    for an older one.
+    Break: rl/nemo_gym/service.py: say that the inventories disagree; an intact snapshot is then
+    given up for an older one.
     """
     monkeypatch.setattr(restore_phases, "PATIENCE_S", 0.3)
 
@@ -533,7 +534,7 @@ async def test_renewing_before_all_kinds_are_prepared_counts_as_held(
 async def test_nobody_is_asked_any_more_once_the_proof_of_a_driver_is_over(
     fakes: FakeFleet, fleet: Fleet
 ) -> None:
-    """Invariant 3. Break: rl/gym_desk.py: drop `left_s <= 0` from `_driven_s`; seen red."""
+    """Invariant 3. Break: rl/nemo_gym/service.py: drop `left_s <= 0` from `_driven_s`; seen red."""
     desk = GymDesk(fleet)
     fakes["policy_model"].hang("prepare", 0.4)
     with pytest.raises(StaleCheckpoint):

@@ -26,11 +26,11 @@ from gym.protocol import (
     StaleAttempt,
     digest_of,
 )
-from rl import gym_runs
 from rl.errors import ChainBroken, ServerUnfit
-from rl.fleet import Fleet
-from rl.gym_runs import Runs, chain
 from rl.messages import RunRequest
+from rl.nemo_gym import runs as gym_runs
+from rl.nemo_gym.fleet import Fleet
+from rl.nemo_gym.runs import Runs, chain
 from tests.rl.gym_fakes import FakeFleet, fake_fleet
 
 SHA = "0" * 64
@@ -316,7 +316,7 @@ async def test_a_failed_run_is_let_go_by_its_agent_alone(fakes: FakeFleet, runs:
 async def test_a_rollout_that_has_failed_for_good_is_forgotten_by_its_agent_first(
     fakes: FakeFleet, runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A save may have counted its run. Break: rl/gym_runs.py: ask all servers at once."""
+    """A save may have counted its run. Break: rl/nemo_gym/runs.py: ask all servers at once."""
     monkeypatch.setattr(gym_runs, "ACKNOWLEDGE_S", 0.3)
     _serve(fakes)
     await runs.run(_request())  # a result that is not taken over: its staging rows are lost, say

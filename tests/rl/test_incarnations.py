@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from rl import incarnations
 from rl.errors import IncarnationDamaged, OriginConflict, SnapshotDamaged, Superseded
-from rl.snapshot_folder import SnapshotFolder
+from rl.snapshots import incarnations
+from rl.snapshots.folder import SnapshotFolder
 from tests.rl.folder_cases import FIRST, SECOND, config_of, crash_points, save, start_job
 
 

@@ -4,9 +4,9 @@ import pytest
 
 from gym.protocol import Continuation, Mode, SessionEntry, StorageReference
 from rl.errors import InventoryMismatch
-from rl.inventories import Held, compare, compare_restored, who_starts_over
 from rl.messages import Inventory
-from rl.recovery_ledger import RecoveryLedger, for_snapshot
+from rl.records.inventories import Held, compare, compare_restored, who_starts_over
+from rl.records.recovery_ledger import RecoveryLedger, for_snapshot
 from tests.rl.fakes import AGENT, COUNTER, MODEL, line, servers
 
 SHA = "a" * 64
@@ -168,7 +168,7 @@ def test_the_other_way_round_what_the_file_names_is_held() -> None:
 def test_who_starts_over(
     named: dict | None, session: int | None, mode: Mode, reason: str | None
 ) -> None:
-    """Invariant 9. Break: rl/inventories.py: let nobody off who is stateless; seen red."""
+    """Invariant 9. Break: rl/records/inventories.py: let nobody off who is stateless; seen red."""
     held = Held()
     if named is not None:
         held.continuations["p1_g0"] = line("p1_g0", 1, revisions=named)

@@ -7,8 +7,8 @@ import pytest
 
 from gym.protocol import UnsupportedSchema
 from rl.errors import DatasetInvalid, SnapshotDamaged, TopologyMismatch
-from rl.loader import Loader, LoaderPlace
 from rl.messages import Workload
+from rl.records.loader import Loader, LoaderPlace
 from tests.rl.fakes import dataset
 
 
@@ -72,7 +72,10 @@ def test_a_place_beyond_the_end_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_row_is_named_by_file_and_line_and_not_shown(tmp_path: Path, row: str) -> None:
-    """Break: rl/loader.py: take what no JSON body can hold: sending it ends the job, each time."""
+    """Break: rl/records/loader.py: take what no JSON body can hold.
+
+    Sending it ends the job, each time.
+    """
     path = dataset(tmp_path, 2)
     with path.open("a") as file:
         file.write("\n" + row + "\n")  # the blank line counts as one
@@ -90,7 +93,10 @@ def test_a_bad_row_is_named_by_file_and_line_and_not_shown(tmp_path: Path, row: 
 def test_a_row_that_could_not_be_sent_is_refused_before_the_job_runs(
     tmp_path: Path, value: str
 ) -> None:
-    """Python reads it. Break: rl/loader.py: leave the row to its first `/run`: the job fails."""
+    """Python reads it. Break: rl/records/loader.py: leave the row to its first `/run`.
+
+    The job fails.
+    """
     path = dataset(tmp_path, 1)
     with path.open("a") as file:
         file.write(f'{{"responses_create_params": {{"input": "secret"}}, "more": {value}}}\n')

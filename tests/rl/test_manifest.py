@@ -11,8 +11,8 @@ import pytest
 
 from gym.protocol import canonical_json, digest_of
 from rl.errors import FolderError, SnapshotDamaged
-from rl.manifest import MANIFEST, read_key, read_manifest, verify_manifest
-from rl.snapshot_folder import SnapshotFolder
+from rl.snapshots.folder import SnapshotFolder
+from rl.snapshots.manifest import MANIFEST, read_key, read_manifest, verify_manifest
 from tests.rl.folder_cases import FIRST, config_of, save, start_job
 
 
@@ -69,7 +69,7 @@ def test_a_manifest_that_is_not_canonical_json_of_one_is_damaged(
 def test_with_a_key_a_forged_snapshot_is_refused_and_the_manifest_named(
     tmp_path: Path, keep_hmac: bool
 ) -> None:
-    """Invariant 12. Break: rl/manifest.py: do not compare the HMAC; seen red."""
+    """Invariant 12. Break: rl/snapshots/manifest.py: do not compare the HMAC; seen red."""
     folder, snapshot = _publish(tmp_path, b"secret")
     _forge(snapshot, keep_hmac=keep_hmac)
     read_manifest(snapshot)  # its digests agree: only the key tells

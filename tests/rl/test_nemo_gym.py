@@ -15,7 +15,7 @@ from gym.protocol import Phase, StaleIncarnation, TurnpointError, digest_of
 from rl.actors import call
 from rl.errors import ActorLost, RayUnreachable
 from rl.messages import NEMO_GYM, RAY_NAMESPACE, SINGLE_CONTROLLER, RunRequest, RunResult
-from rl.nemo_gym import nemo_gym
+from rl.nemo_gym.actor import nemo_gym
 from tests.rl.folder_cases import config_of
 from tests.rl.gym_fakes import FakeFleet, fake_fleet
 from tests.rl.ray_cluster import ray_cluster

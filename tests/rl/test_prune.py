@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rl import incarnations
 from rl.errors import NoSnapshot, RestoreNotFinished, Superseded
-from rl.manifest import MANIFEST
-from rl.snapshot_folder import SnapshotFolder
+from rl.snapshots import incarnations
+from rl.snapshots.folder import SnapshotFolder
+from rl.snapshots.manifest import MANIFEST
 from tests.rl.folder_cases import config_of, save, start_job
 
 
@@ -126,7 +126,10 @@ def test_of_other_lines_trash_only_the_folder_that_holds_the_highest_number_stay
 def test_a_snapshot_that_was_moved_away_is_neither_counted_nor_deleted_nor_in_the_way(
     folder: SnapshotFolder, tmp_path: Path
 ) -> None:
-    """Break: rl/manifest.py: follow a symlink: its trash cannot be removed, nor anything saved."""
+    """Break: rl/snapshots/manifest.py: follow a symlink.
+
+    Its trash cannot be removed, nor anything saved.
+    """
     _start(folder)
     _saves(folder, range(1, 4))
     moved = folder.path / "snapshot_000002"
@@ -141,7 +144,7 @@ def test_a_snapshot_that_was_moved_away_is_neither_counted_nor_deleted_nor_in_th
 def test_trash_that_is_no_folder_is_in_nobodys_way_and_is_not_followed(
     folder: SnapshotFolder, tmp_path: Path, number: int
 ) -> None:
-    """Break: rl/folder_names.py: `rmtree` whatever is there, or empty what it leads to."""
+    """Break: rl/snapshots/names.py: `rmtree` whatever is there, or empty what it leads to."""
     _start(folder)
     _saves(folder, range(1, 4))
     (tmp_path / "outside").mkdir()

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from gym.protocol import NotReady, UnsupportedSchema
 from rl.errors import SnapshotDamaged
-from rl.recovery_ledger import (
+from rl.records.recovery_ledger import (
     LEDGER_FILE,
     RecoveryLedger,
     RolloutRecord,

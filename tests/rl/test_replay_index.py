@@ -2,10 +2,10 @@
 
 import pytest
 
-from rl import parquet_file
 from rl.errors import SnapshotDamaged
-from rl.recovery_ledger import RecoveryLedger
-from rl.replay_index import _SCHEMA, INDEX_FILE, ReadyGroup, ReplayIndex, ready_groups
+from rl.records import parquet_file
+from rl.records.recovery_ledger import RecoveryLedger
+from rl.records.replay_index import _SCHEMA, INDEX_FILE, ReadyGroup, ReplayIndex, ready_groups
 
 SHA = "a" * 64
 

@@ -15,7 +15,7 @@ from gym.protocol import (
 )
 from rl.errors import ControllerLost, InventoryMismatch, TopologyMismatch
 from rl.messages import Inventory
-from rl.recovery_ledger import RunState
+from rl.records.recovery_ledger import RunState
 from tests.rl.fakes import AGENT, COUNTER, MODEL, World, line, until
 
 SAVE, RESTORE = "aaaaaaaa-1", "restore-1"
@@ -154,7 +154,7 @@ async def test_a_restored_job_can_be_saved_and_restored_again(tmp_path: Path) ->
 
 
 async def test_who_cannot_continue_starts_over_and_its_rows_are_cleared(tmp_path: Path) -> None:
-    """Invariant 8. Break: rl/inventories.py: do not compare revisions; seen red."""
+    """Invariant 8. Break: rl/records/inventories.py: do not compare revisions; seen red."""
     saved = await _saved(tmp_path, revision=4)
     world = saved.world(tmp_path)
     await world.controller.start_restored(RESTORE, saved.folder, saved.files)

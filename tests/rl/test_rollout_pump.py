@@ -15,7 +15,7 @@ from gym.protocol import (
 )
 from rl.errors import DataPlaneLost, DatasetInvalid
 from rl.messages import JobPhase, Workload
-from rl.recovery_ledger import RunState
+from rl.records.recovery_ledger import RunState
 from tests.rl.fakes import AGENT, World, until
 
 
@@ -52,7 +52,7 @@ async def test_at_most_max_inflight_rollouts_are_under_way(tmp_path: Path) -> No
 
 
 async def test_a_result_that_comes_again_makes_no_second_row(tmp_path: Path) -> None:
-    """Invariant 5. Break: rl/rollout_pump.py: take over what nobody expects; seen red."""
+    """Invariant 5. Break: rl/controller/rollout_pump.py: take over what nobody expects; seen red."""
     world = World(tmp_path)
     await world.start()
     result = world.gym.finish("p0_g0")
@@ -64,7 +64,10 @@ async def test_a_result_that_comes_again_makes_no_second_row(tmp_path: Path) -> 
 
 
 async def test_two_answers_of_one_run_at_the_same_time_make_one_row(tmp_path: Path) -> None:
-    """Invariant 5. Break: rl/rollout_pump.py: let a second answer in meanwhile; seen red."""
+    """Invariant 5. Break: rl/controller/rollout_pump.py: let a second answer in meanwhile.
+
+    Seen red.
+    """
     world = World(tmp_path)
     await world.start()
     world.plane.gate.clear()
@@ -83,7 +86,10 @@ async def test_two_answers_of_one_run_at_the_same_time_make_one_row(tmp_path: Pa
 
 
 async def test_a_double_take_over_is_counted_though_it_overwrites_its_row(tmp_path: Path) -> None:
-    """Break: rl/rollout_pump.py: count a row only where there was none; `duplicate_rows` is 0."""
+    """Break: rl/controller/rollout_pump.py: count a row only where there was none.
+
+    `duplicate_rows` is 0.
+    """
     world = World(tmp_path)
     await world.start()
     result = world.gym.finish("p0_g0")
@@ -184,7 +190,7 @@ async def test_what_a_failed_run_stages_late_goes_when_the_rollout_is_finished(
 ) -> None:
     """The endpoint ends no call whose caller has left; its row would stay in every snapshot.
 
-    Break: rl/rollout_pump.py: clear only when a run fails.
+    Break: rl/controller/rollout_pump.py: clear only when a run fails.
     """
     world = World(tmp_path, rows=1)
     await world.start()
@@ -208,7 +214,7 @@ async def test_after_max_runs_the_rollout_is_in_the_rows_once_without_reward(
 ) -> None:
     """And no server keeps anything of it, once a save that has counted its run is over.
 
-    Break: rl/rollout_pump.py: have its agent alone let it go.
+    Break: rl/controller/rollout_pump.py: have its agent alone let it go.
     """
     world = World(tmp_path, max_runs=2)
     await world.start()
@@ -272,7 +278,7 @@ async def test_no_run_is_sent_while_admission_is_closed(tmp_path: Path) -> None:
 
 
 async def test_reservation_and_loader_place_move_together_under_a_cut(tmp_path: Path) -> None:
-    """Invariant 6. Break: rl/rollout_pump.py: reserve outside of the barrier; seen red."""
+    """Invariant 6. Break: rl/controller/rollout_pump.py: reserve outside of the barrier; seen red."""
     world = World(tmp_path)
     await world.controller.start_fresh(world.workload)
     async with world.controller.job.barrier.cut():
@@ -284,7 +290,7 @@ async def test_reservation_and_loader_place_move_together_under_a_cut(tmp_path: 
 
 
 async def test_a_job_whose_rows_are_for_another_agent_is_not_started(tmp_path: Path) -> None:
-    """Break: rl/controller.py: install whatever the rows name; every rollout fails."""
+    """Break: rl/controller/controller.py: install whatever the rows name; every rollout fails."""
     world = World(tmp_path)
     row = {"responses_create_params": {"input": "x"}, "agent_ref": {"name": "gymnasium_agent"}}
     world.workload.dataset.write_text(json.dumps(row) + "\n")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gym.protocol import StaleCheckpoint
-from rl.saves import EndedSaves
+from rl.controller.saves import EndedSaves
 from tests.living import grown, living
 from tests.rl.fakes import World
 
@@ -38,7 +38,10 @@ async def test_what_the_controller_holds_does_not_grow_with_saves(tmp_path: Path
     before = living("rl", "gym")
     for number in range(FEW, FEW + MANY):
         await _one(world, number)
-    remembered = ("rl.saves.Ended", "rl.saves.EndedSaves._ended")  # the newest 1,024
+    remembered = (
+        "rl.controller.saves.Ended",
+        "rl.controller.saves.EndedSaves._ended",
+    )  # the newest 1,024
     assert grown(before, living("rl", "gym"), MANY, *remembered) == {}
 
 

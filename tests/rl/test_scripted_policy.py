@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from rl.scripted_policy import Script, answer_ids, completion, create_app, prompt_ids
+from rl.policies.scripted import Script, answer_ids, completion, create_app, prompt_ids
 
 TOOLS: list[dict[str, Any]] = [
     {

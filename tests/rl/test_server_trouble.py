@@ -16,8 +16,9 @@ from pydantic import SecretStr
 
 from gym.client import GymClient
 from gym.protocol import Phase, ServerFault, StaleInstance, TurnpointError
-from rl import restore_phases, save_phases
-from rl.fleet import Fleet
+from rl.nemo_gym import restore as restore_phases
+from rl.nemo_gym import save as save_phases
+from rl.nemo_gym.fleet import Fleet
 from tests.rl.gym_fakes import FakeFleet, fake_fleet
 
 CHECKPOINT = "checkpoint-1"
@@ -93,8 +94,8 @@ async def test_trouble_is_told_soon_with_the_server_named(
 ) -> None:
     """Break: repeat a commit until its deadline. All stood still for five minutes.
 
-    Break: rl/save_phases.py: let `server_unreachable` rise from a commit: Temporal repeats it.
-    Break: rl/restore_phases.py: let it rise from a phase of a restore.
+    Break: rl/nemo_gym/save.py: let `server_unreachable` rise from a commit: Temporal repeats it.
+    Break: rl/nemo_gym/restore.py: let it rise from a phase of a restore.
     """
     monkeypatch.setattr(restore_phases, "PATIENCE_S", LEASE_S)
     operation, phase = POINTS[point]

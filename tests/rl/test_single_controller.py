@@ -19,9 +19,9 @@ from pydantic import SecretStr
 
 from gym.client import GymClient
 from gym.protocol import CheckpointConflict, StaleCheckpoint, StaleIncarnation
-from rl import incarnations
 from rl.actors import call
-from rl.data_plane_host import data_plane_host
+from rl.data_plane.host import data_plane_host
+from rl.data_plane.transfer_queue import STAGING, TRAINING, DataPlane
 from rl.errors import ControllerLost, OtherJob, Superseded
 from rl.job import (
     actors,
@@ -32,8 +32,8 @@ from rl.job import (
     start_single_controller,
 )
 from rl.messages import DATA_PLANE_HOST, NEMO_GYM, SINGLE_CONTROLLER, JobConfig, Workload
-from rl.recovery_ledger import LEDGER_FILE, RecoveryLedger
-from rl.transfer_queue import STAGING, TRAINING, DataPlane
+from rl.records.recovery_ledger import LEDGER_FILE, RecoveryLedger
+from rl.snapshots import incarnations
 from tests.rl import ray_cluster as cluster
 from tests.rl.fakes import config, dataset, servers
 
@@ -63,8 +63,8 @@ def scripted_gym(incarnation: int, restored: dict[str, int]) -> Any:
             self.attaching = asyncio.Lock()
 
         async def _stage(self, rollout_id: str, attempt: int) -> None:
-            from rl.training_rows import StagingRow
-            from rl.transfer_queue import DataPlane
+            from rl.data_plane.rows import StagingRow
+            from rl.data_plane.transfer_queue import DataPlane
 
             async with self.attaching:  # runs come together; TransferQueue refuses two attaches
                 if self.plane is None:

@@ -10,9 +10,9 @@ import pytest
 
 from gym.protocol import NotWritten, WrittenFile
 from rl.errors import FolderError, Unpublished
-from rl.folder_names import JobFolder, number_of
-from rl.manifest import SnapshotManifest
-from rl.snapshot_folder import Reserved, SnapshotFolder
+from rl.snapshots.folder import Reserved, SnapshotFolder
+from rl.snapshots.manifest import SnapshotManifest
+from rl.snapshots.names import JobFolder, number_of
 from tests.rl.folder_cases import (
     FIRST,
     SECOND,
@@ -59,7 +59,7 @@ class Case:
 
 
 def test_a_publish_that_dies_at_each_durable_step_is_all_or_nothing(tmp_path: Path) -> None:
-    """Invariant 1. Break: rl/snapshot_folder.py: rename, then write the manifest; seen red."""
+    """Invariant 1. Break: rl/snapshots/folder.py: rename, then write the manifest; seen red."""
     points = 0
     cases = [Case(tmp_path / "0")]
     seen = set()
@@ -125,7 +125,7 @@ def _reserve_at(case: Case, point: int) -> tuple[Case, Reserved] | None:
 
 
 def test_a_prune_at_the_same_time_takes_nothing_out_of_what_is_reserved(tmp_path: Path) -> None:
-    """Break: rl/folder_names.py: build the folder as trash, which a prune empties meanwhile."""
+    """Break: rl/snapshots/names.py: build the folder as trash, which a prune empties meanwhile."""
     for point in range(100):
         case, met = Case(tmp_path / str(point)), []
 

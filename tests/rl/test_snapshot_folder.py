@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from gym.protocol import StaleCheckpoint, WrittenFile
-from rl import incarnations
 from rl.errors import (
     NoSnapshot,
     NotFound,
@@ -17,9 +16,10 @@ from rl.errors import (
     Superseded,
     Unpublished,
 )
-from rl.folder_names import JobFolder
-from rl.manifest import MANIFEST
-from rl.snapshot_folder import Reserved, SnapshotFolder
+from rl.snapshots import incarnations
+from rl.snapshots.folder import Reserved, SnapshotFolder
+from rl.snapshots.manifest import MANIFEST
+from rl.snapshots.names import JobFolder
 from tests.rl.folder_cases import (
     CONTENT,
     FIRST,
@@ -103,7 +103,7 @@ def test_publishing_twice_recognises_its_own_folder(folder: SnapshotFolder) -> N
 
 
 def test_a_save_that_fails_leaves_the_snapshot_before_as_it_was(folder: SnapshotFolder) -> None:
-    """Invariant 2. Break: rl/snapshot_folder.py: sweep published folders too; seen red."""
+    """Invariant 2. Break: rl/snapshots/folder.py: sweep published folders too; seen red."""
     before = folder.path / save(folder, FIRST)
     content = {path: path.read_bytes() for path in before.rglob("*") if path.is_file()}
     reserved = folder.reserve(SECOND, 1)
@@ -194,7 +194,7 @@ DAMAGES = [
 def test_publish_refuses_what_its_writers_did_not_answer(
     folder: SnapshotFolder, damage: object
 ) -> None:
-    """Invariant 1. Break: rl/snapshot_folder.py: publish without comparing the files; seen red."""
+    """Invariant 1. Break: rl/snapshots/folder.py: publish without comparing the files; seen red."""
     reserved = folder.reserve(FIRST, 1)
     files = write_files(folder.path / reserved.tmp)
     named = damage(folder.path / reserved.tmp, files)
@@ -207,7 +207,7 @@ def test_publish_refuses_what_its_writers_did_not_answer(
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_verify_names_the_damaged_file(folder: SnapshotFolder, damage: object) -> None:
-    """Invariant 12. Break: rl/folder_check.py: compare sizes alone; seen red."""
+    """Invariant 12. Break: rl/snapshots/check.py: compare sizes alone; seen red."""
     name = save(folder, FIRST)
     manifest = folder.verify(name)
     files = sorted(manifest.files, key=lambda file: list(CONTENT).index(file.path))

@@ -11,10 +11,11 @@ from pydantic import SecretStr
 
 from gym.client import GymClient
 from gym.protocol import Kind
-from rl import incarnations, job
+from rl import job
 from rl.errors import DatasetInvalid, JobAlive, Superseded
 from rl.job import LivingActor
 from rl.messages import SINGLE_CONTROLLER, ControllerStatus, JobConfig, ServerConfig, Workload
+from rl.snapshots import incarnations
 from tests.rl.fakes import AGENT, config
 from tests.workers.test_supervision import status
 

@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from rl.tiny_model import make_tiny_model, model_identity
-from rl.vllm_command import vllm_command
+from rl.policies.tiny_model import make_tiny_model, model_identity
+from rl.policies.vllm import vllm_command
 
 
 def test_it_is_made_once_and_the_same_seed_gives_the_same_model(tmp_path: Path) -> None:

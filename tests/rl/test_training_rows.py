@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rl.training_rows import StagingRow, TrainingRow, assemble
+from rl.data_plane.rows import StagingRow, TrainingRow, assemble
 
 
 def row(prompt: list[int], generated: list[int], **more: Any) -> StagingRow:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import transfer_queue as tq
 
+from rl.data_plane.rows import StagingRow
+from rl.data_plane.transfer_queue import DataPlane
 from rl.errors import DataPlaneLost
-from rl.training_rows import StagingRow
-from rl.transfer_queue import DataPlane
 
 ROW = StagingRow([1], [2], [-0.5], b"{}", "0" * 64, "v1")
 

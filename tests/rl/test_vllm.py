@@ -17,10 +17,10 @@ import psutil
 import pytest
 
 from gym.protocol import HEADER_PARENT_KEY, Identity, staging_key
-from rl.generation_app import Generation, create_app
-from rl.tiny_model import make_tiny_model
-from rl.training_rows import StagingRow, assemble
-from rl.vllm_command import POLICY_MODEL, vllm_command
+from rl.data_plane.rows import StagingRow, assemble
+from rl.generation.app import Generation, create_app
+from rl.policies.tiny_model import make_tiny_model
+from rl.policies.vllm import POLICY_MODEL, vllm_command
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]

@@ -9,13 +9,13 @@ import pytest
 
 from gym.environments.counter import Counter
 from gym.resource.session import Session
-from rl import restoring
-from rl.acknowledgements import Acknowledgements
-from rl.collaborators import STAGING
-from rl.loader import Loader
-from rl.recovery_ledger import RolloutRecord
-from rl.rollout_pump import RolloutPump
-from rl.snapshot_folder import SnapshotFolder
+from rl.controller import restore as restoring
+from rl.controller.acknowledgements import Acknowledgements
+from rl.controller.ports import STAGING
+from rl.controller.rollout_pump import RolloutPump
+from rl.records.loader import Loader
+from rl.records.recovery_ledger import RolloutRecord
+from rl.snapshots.folder import SnapshotFolder
 from tests.twin.rows_here import RowsHere
 
 Break = Callable[[pytest.MonkeyPatch], None]

@@ -11,8 +11,8 @@ import json
 import transfer_queue as tq
 
 from rl.actors import attached
-from rl.collaborators import TRAINING
-from rl.transfer_queue import DataPlane
+from rl.controller.ports import TRAINING
+from rl.data_plane.transfer_queue import DataPlane
 
 TASK = "trainer"
 

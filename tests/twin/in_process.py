@@ -30,12 +30,12 @@ from pathlib import Path
 from typing import Any
 
 from gym.client import GymClient
-from rl.collaborators import TRAINING
+from rl.controller.ports import TRAINING
 from rl.errors import NoSnapshot
 from rl.messages import Workload
-from rl.recovery_ledger import RunState
-from rl.scripted_policy import Script
-from rl.snapshot_folder import SnapshotFolder
+from rl.policies.scripted import Script
+from rl.records.recovery_ledger import RunState
+from rl.snapshots.folder import SnapshotFolder
 from tests.twin.fleet import RESTART_ONLY_AGENT
 from tests.twin.life import TOKEN, Life, Lives, Network, job_config
 from tests.twin.mishaps import Mishaps

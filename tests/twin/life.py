@@ -14,11 +14,9 @@ import httpx
 from pydantic import SecretStr
 
 from gym.client import GymClient
-from rl import scripted_policy
-from rl.controller import Controller
-from rl.fleet import Fleet
-from rl.generation_app import Generation
-from rl.generation_app import create_app as create_generation_app
+from rl.controller.controller import Controller
+from rl.generation.app import Generation
+from rl.generation.app import create_app as create_generation_app
 from rl.messages import (
     DATA_PLANE_HOST,
     GENERATION,
@@ -29,6 +27,8 @@ from rl.messages import (
     SaveSettings,
     ServerConfig,
 )
+from rl.nemo_gym.fleet import Fleet
+from rl.policies import scripted as scripted_policy
 from tests.twin.fleet import KINDS, make
 from tests.twin.mishaps import App, Mishaps
 from tests.twin.moments import Dead
@@ -128,11 +128,11 @@ class Life:
     # --- its actors -----------------------------------------------------------------------------
 
     def data_plane_host(self, config: JobConfig, incarnation: int) -> None:
-        """As `rl.data_plane_host` has it."""
+        """As `rl.data_plane.host` has it."""
         self.cluster.actors[DATA_PLANE_HOST] = HostHere(config.job_id, incarnation, self.rows)
 
     def generation_actor(self, config: JobConfig, incarnation: int) -> None:
-        """As `rl.generation` has it; it serves from the network."""
+        """As `rl.generation.actor` has it; it serves from the network."""
         generation = Generation(
             self.rows,
             incarnation=incarnation,
@@ -145,14 +145,14 @@ class Life:
         self.cluster.actors[GENERATION] = EndpointHere(incarnation)
 
     def nemo_gym(self, config: JobConfig, incarnation: int, servers: list[JoinedServer]) -> None:
-        """As `rl.nemo_gym` has it."""
+        """As `rl.nemo_gym.actor` has it."""
         fleet = Fleet(self._client, servers, incarnation)
         self.cluster.actors[NEMO_GYM] = NemoGymHere(fleet, incarnation)
 
     def single_controller(
         self, config: JobConfig, incarnation: int, servers: list[JoinedServer]
     ) -> None:
-        """As `rl.single_controller` has it."""
+        """As `rl.controller.actor` has it."""
         self.cluster.actors[SINGLE_CONTROLLER] = ControllerHere(config, incarnation, servers)
 
 

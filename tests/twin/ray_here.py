@@ -18,13 +18,14 @@ import pytest
 from ray.exceptions import RayActorError
 
 from gym.protocol import StaleIncarnation, WrittenFile
-from rl import actors, job, single_controller
-from rl.controller import Controller
-from rl.fleet import Fleet
-from rl.gym_desk import GymDesk
+from rl import actors, job
+from rl.controller import actor as single_controller
+from rl.controller.actor import SingleController
+from rl.controller.controller import Controller
 from rl.messages import RAY_NAMESPACE
-from rl.nemo_gym import NemoGym
-from rl.single_controller import SingleController
+from rl.nemo_gym.actor import NemoGym
+from rl.nemo_gym.fleet import Fleet
+from rl.nemo_gym.service import GymDesk
 from tests.twin.rows_here import RowsHere
 
 T = TypeVar("T")

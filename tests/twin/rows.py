@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rl.scripted_policy import Script
+from rl.policies.scripted import Script
 
 GENERATIONS = 2
 _FREE = ("attempt_index", "capture_keys", "result_digest")

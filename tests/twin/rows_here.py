@@ -9,8 +9,8 @@ from typing import Any
 
 from gym.durable import digest_of_file, write_durably
 from gym.protocol import WrittenFile
-from rl.collaborators import STAGING, TRAINING
-from rl.training_rows import StagingRow, TrainingRow
+from rl.controller.ports import STAGING, TRAINING
+from rl.data_plane.rows import StagingRow, TrainingRow
 
 ROWS_FILE = "data_plane/rows.bin"
 

@@ -19,7 +19,7 @@ import pytest
 
 from rl.errors import RayUnreachable
 from rl.messages import ControllerStatus
-from rl.snapshot_folder import SnapshotFolder
+from rl.snapshots.folder import SnapshotFolder
 from tests.rl.folder_cases import config_of, start_job
 from tests.rl.folder_cases import save as save_folder
 from tests.workers.test_supervision import status

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gym.protocol import Continuation
+from rl.data_plane.rows import TrainingRow
 from rl.messages import ControllerStatus, JobPhase
-from rl.training_rows import TrainingRow
 from workers.demo_report import Mutation, _duplicates, _repeated, _unexplained
 
 ROLLOUT = "p0_g1"

@@ -8,8 +8,8 @@ from types import TracebackType
 
 import pytest
 
-from rl import incarnations
 from rl.messages import ControllerStatus
+from rl.snapshots import incarnations
 from tests.workers.test_supervision import sighting, status
 from workers import following
 from workers.errors import NotRunning

@@ -8,7 +8,7 @@ import pytest
 
 from gym.client import GymClient
 from gym.protocol import Capabilities, ServerFault, ServerUnreachable, TurnpointError, Unauthorized
-from rl import incarnations
+from rl.snapshots import incarnations
 from tests.workers.test_supervision import status
 from workers.job_status import JobView, being_raised, look_at_job
 from workers.key_files import ensure_key_file

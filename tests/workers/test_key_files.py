@@ -9,7 +9,7 @@ import pytest
 from pydantic import SecretStr
 
 from rl.errors import FolderError
-from rl.snapshot_folder import SnapshotFolder
+from rl.snapshots.folder import SnapshotFolder
 from tests.rl.folder_cases import FIRST, config_of, save, start_job
 from workers.errors import SettingsError
 from workers.key_files import ensure_key_file, read_key_file, read_secret

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from activities.contract import PhaseReport, Progress, SaveOutcome, SaveResult
-from rl.snapshot_folder import SnapshotFolder
+from rl.snapshots.folder import SnapshotFolder
 from workers import job_runs
 from workers.job_runs import NotNow
 from workers.last_save import last_save

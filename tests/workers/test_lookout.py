@@ -11,7 +11,7 @@ import pytest
 from pydantic import SecretStr
 
 from gym.client import GymClient
-from rl import incarnations
+from rl.snapshots import incarnations
 from tests.workers.test_supervision import sighting, status
 from workers import lookout
 from workers.lookout import Lookout

@@ -15,7 +15,7 @@ import pytest
 
 from activities.contract import PhaseReport, Progress, RestoreInput, RestoreResult
 from gym.protocol import Capabilities, Kind, Mode, Phase
-from rl import incarnations
+from rl.snapshots import incarnations
 from workers import job_runs, mending
 from workers.errors import StackBusy
 from workers.mending import Mender

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rl import incarnations
+from rl.snapshots import incarnations
 from tests.workers.conftest import Began
 from tests.workers.test_supervision import seen, sighting, status
 from workers import cli, cli_run, job_runs

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rl.snapshot_folder import SnapshotFolder
+from rl.snapshots.folder import SnapshotFolder
 from tests.rl.folder_cases import FIRST, config_of, save, start_job
 from workers import cli
 from workers.cli_output import EXIT_FAILED, EXIT_NOT_REACHABLE, EXIT_OK, EXIT_REFUSED, EXIT_USAGE

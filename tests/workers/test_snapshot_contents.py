@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from gym.protocol import Continuation, DigestMismatch, UnsupportedSchema, WrittenFile
-from rl.cut import Picture, write_picture
-from rl.loader import LoaderPlace
-from rl.manifest import SnapshotManifest
+from rl.controller.cut import Picture, write_picture
 from rl.messages import Workload
-from rl.recovery_ledger import RolloutRecord, Run, RunState
-from rl.snapshot_folder import Reserved
+from rl.records.loader import LoaderPlace
+from rl.records.recovery_ledger import RolloutRecord, Run, RunState
+from rl.snapshots.folder import Reserved
+from rl.snapshots.manifest import SnapshotManifest
 from tests.rl.folder_cases import manifest_of, topology, write_files
 from workers.snapshot_contents import rollouts_in
 

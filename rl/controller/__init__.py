@@ -1,0 +1,1 @@
+"""The Single Controller: rollouts, saves and restores of one job."""

@@ -1,0 +1,1 @@
+"""TransferQueue: its host, its rows and how they are reached."""

@@ -1,0 +1,1 @@
+"""The generation endpoint between the policy model server and vLLM."""

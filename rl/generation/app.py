@@ -1,0 +1,330 @@
+"""The generation endpoint: OpenAI-compatible HTTP whose tokens go to TransferQueue (section 3).
+
+Guarantees, for a call that carries a model call id: its row (tokens, log-probabilities, the
+response as answered) is readable in TransferQueue before it is answered; the answer holds
+coordinates in place of tokens; calls with the same key join the one that runs, and are answered
+from the row once it is there, so that one key is one generation as long as its row is kept;
+another request under that key is refused. A caller that hangs up ends nothing. Calls without a
+model call id are passed through, and nothing is staged.
+
+Does not repeat a request to the policy: a policy that is down is a 503, and callers issue the
+same call again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+from array import array
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import httpx
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+
+from gym.protocol import (
+    HEADER_PARENT_KEY,
+    Identity,
+    IdentityMismatch,
+    InvalidRequest,
+    RequestConflict,
+    ServerFault,
+    ServerUnreachable,
+    StaleAttempt,
+    TurnpointError,
+    canonical_json,
+    digest_of,
+    staging_key,
+)
+from rl.data_plane.rows import StagingRow
+from rl.errors import DataPlaneLost
+
+PARTICIPANT = "Generation"
+COORDINATES_FIELD = "turnpoint"
+_CONNECT_S = 2.0
+_PASSING = (408, 425, 429)
+"""Refusals of the policy that pass: answered as 503, like its 5xx."""
+_TOKEN_FIELDS = ("prompt_token_ids", "prompt_logprobs", "prompt_text", "token_ids", "logprobs")
+"""Fields of a completion, and of its choices, that hold tokens (vLLM 0.32)."""
+
+_log = logging.getLogger(__name__)
+
+
+class StagingPort(Protocol):
+    """The part of `rl.data_plane.transfer_queue.DataPlane` that is used here."""
+
+    async def put_staging(self, key: str, row: StagingRow) -> None:
+        """Store one model call; readable on return."""
+
+    async def get_staging(self, keys: list[str]) -> dict[str, StagingRow]:
+        """Rows by key; missing ones are absent."""
+
+
+class PolicyRefusal(Exception):
+    """A 4xx of the policy, handed on as it came (a prompt that is too long, ...)."""
+
+    def __init__(self, answer: httpx.Response) -> None:
+        """Keep the answer."""
+        super().__init__(f"HTTP {answer.status_code}")
+        self.answer = answer
+
+
+class Generation:
+    """Answers model calls: from a row, by joining, or by asking the policy.
+
+    Args:
+        plane: Where rows are staged.
+        incarnation: The only one served.
+        policy_url: Base URL of the policy, ending in `/v1`.
+        policy_model: Model name in requests to the policy, whatever the caller wrote.
+        weight_version: What the rows name as the weights they were sampled from.
+        transport: Another transport than HTTP, for tests.
+    """
+
+    def __init__(
+        self,
+        plane: StagingPort,
+        *,
+        incarnation: int,
+        policy_url: str,
+        policy_model: str,
+        weight_version: str,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        """Open no connection yet."""
+        self._plane = plane
+        self._incarnation = incarnation
+        self._url = f"{policy_url.rstrip('/')}/chat/completions"
+        self._model = policy_model
+        self._weight_version = weight_version
+        self._running: dict[str, tuple[str, asyncio.Task[StagingRow]]] = {}
+        self._http = httpx.AsyncClient(
+            transport=transport,
+            timeout=httpx.Timeout(None, connect=_CONNECT_S),  # an answer takes as long as it takes
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+            trust_env=False,
+        )
+
+    async def aclose(self) -> None:
+        """Close the connections to the policy."""
+        await self._http.aclose()
+
+    async def staged(
+        self, chat: dict[str, Any], identity: Identity, parent_key: str | None
+    ) -> bytes:
+        """Answer one model call of an agent.
+
+        Args:
+            chat: The request.
+            identity: Whose call it is; with a model call id.
+            parent_key: Staging key of the call before.
+
+        Returns:
+            The chat completion with its coordinates, as JSON.
+
+        Raises:
+            StaleAttempt: Another incarnation's call.
+            RequestConflict: The key has another request.
+            ServerUnreachable: The policy is down.
+            PolicyRefusal: The policy refused the request for good.
+        """
+        self.admit(identity)
+        call_id = identity.model_call_id
+        assert call_id is not None
+        key = staging_key(identity.incarnation, identity.capture_key, call_id)
+        request_sha256 = digest_of(chat)
+        running = self._running.get(key)
+        if running is None:
+            task = asyncio.create_task(
+                self._generate(key, chat, request_sha256, identity, parent_key)
+            )
+            running = self._running[key] = (request_sha256, task)
+            task.add_done_callback(lambda done: self._ended(key, done))
+        if running[0] != request_sha256:
+            raise _conflict(key)
+        # Shielded: others may have joined, and the row is wanted when the call comes again.
+        row = await asyncio.shield(running[1])
+        answer = json.loads(row.response)
+        answer[COORDINATES_FIELD] = row.coordinates(key).model_dump(mode="json")
+        return canonical_json(answer)
+
+    async def passed_through(self, chat: dict[str, Any], identity: Identity | None) -> bytes:
+        """Answer a call without a model call id: the policy's answer as it is, nothing staged.
+
+        Raises:
+            StaleAttempt: Another incarnation's call.
+            ServerUnreachable: The policy is down.
+            PolicyRefusal: The policy refused the request for good.
+        """
+        if identity is not None:
+            self.admit(identity)
+        return (await self._ask(chat | {"model": self._model}, {})).content
+
+    def admit(self, identity: Identity) -> None:
+        """Refuse what no model call may look like, and other incarnations.
+
+        Raises:
+            StaleAttempt: Another incarnation's call.
+            IdentityMismatch: It carries a request id beside the model call id.
+        """
+        if identity.incarnation != self._incarnation:
+            raise StaleAttempt(f"this is incarnation {self._incarnation}", participant=PARTICIPANT)
+        if identity.model_call_id is not None and identity.request_id is not None:
+            raise IdentityMismatch(
+                "a model call carries no request id beside its model call id",
+                participant=PARTICIPANT,
+            )
+
+    def _ended(self, key: str, task: asyncio.Task[StagingRow]) -> None:
+        self._running.pop(key, None)
+        # Looked at here, because every caller may have hung up.
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.warning(
+                "generation_failed",
+                extra={"event": "generation_failed", "key": key, "error": type(error).__name__},
+            )
+
+    async def _generate(
+        self,
+        key: str,
+        chat: dict[str, Any],
+        request_sha256: str,
+        identity: Identity,
+        parent_key: str | None,
+    ) -> StagingRow:
+        found = (await self._plane.get_staging([key])).get(key)
+        if found is not None:
+            if found.request_sha256 != request_sha256:
+                raise _conflict(key)
+            return found
+        own = {
+            "model": self._model,
+            "seed": seed_of(identity.rollout_id, identity.model_call_id or ""),
+            "logprobs": True,
+            "return_token_ids": True,
+            "stream": False,
+        }
+        headers = identity.headers()
+        wanted = ("x-turnpoint-rollout-id", "x-turnpoint-model-call-id")
+        answer = await self._ask(chat | own, {name: headers[name] for name in wanted})
+        row = _row_of(answer, request_sha256, self._weight_version, parent_key)
+        await self._plane.put_staging(key, row)
+        return row
+
+    async def _ask(self, chat: dict[str, Any], headers: dict[str, str]) -> httpx.Response:
+        try:
+            answer = await self._http.post(self._url, json=chat, headers=headers)
+        except httpx.TransportError as error:
+            raise _down(type(error).__name__) from error
+        if answer.is_server_error or answer.status_code in _PASSING:
+            raise _down(f"HTTP {answer.status_code}")
+        if not answer.is_success:
+            raise PolicyRefusal(answer)
+        return answer
+
+
+def seed_of(rollout_id: str, call_id: str) -> int:
+    """The sampling seed of a model call: the same in every run and incarnation; 31 bits."""
+    digest = hashlib.sha256(f"{rollout_id}/{call_id}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1
+
+
+def create_app(generation: Generation) -> FastAPI:
+    """The endpoint's HTTP routes: `/v1/chat/completions` and `/health`."""
+    app = FastAPI(title="Turnpoint generation endpoint", docs_url=None, redoc_url=None)
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        chat = await _chat_of(request)
+        identity = Identity.from_headers(request.headers)
+        if identity is None or identity.model_call_id is None:
+            content = await generation.passed_through(chat, identity)
+        else:
+            parent_key = request.headers.get(HEADER_PARENT_KEY)
+            content = await generation.staged(chat, identity, parent_key)
+        return Response(content, media_type="application/json")
+
+    @app.exception_handler(TurnpointError)
+    async def refused(_: Request, error: TurnpointError) -> Response:
+        # A lost data plane ends the job, not the run: the caller waits for the restore.
+        status = 503 if isinstance(error, DataPlaneLost) else error.status
+        return JSONResponse(error.body(), status_code=status)
+
+    @app.exception_handler(PolicyRefusal)
+    async def handed_on(_: Request, refusal: PolicyRefusal) -> Response:
+        answer = refusal.answer
+        return Response(
+            answer.content, answer.status_code, media_type=answer.headers.get("content-type")
+        )
+
+    return app
+
+
+async def _chat_of(request: Request) -> dict[str, Any]:
+    try:
+        chat = await request.json()
+    except ValueError:
+        raise InvalidRequest("the body is no JSON", participant=PARTICIPANT) from None
+    if not isinstance(chat, dict):
+        raise InvalidRequest("the body is no JSON object", participant=PARTICIPANT)
+    for name, allowed in (("stream", (None, False)), ("n", (None, 1))):
+        if chat.get(name) not in allowed:
+            raise InvalidRequest(
+                f"`{name}` is not supported: one model call is one answer, given whole",
+                participant=PARTICIPANT,
+            )
+    return chat
+
+
+def _row_of(
+    answer: httpx.Response, request_sha256: str, weight_version: str, parent_key: str | None
+) -> StagingRow:
+    try:
+        completion = answer.json()
+        choice = completion["choices"][0]
+        row = StagingRow(
+            prompt_ids=_ids(completion["prompt_token_ids"]),
+            generation_ids=_ids(choice["token_ids"]),
+            log_probs=[token["logprob"] for token in choice["logprobs"]["content"]],
+            response=canonical_json(_without_tokens(completion)),
+            request_sha256=request_sha256,
+            weight_version=weight_version,
+            parent_key=parent_key,
+        )
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
+        raise ServerFault(
+            f"the policy answered no token ids and log-probabilities ({type(error).__name__})",
+            participant="policy",
+        ) from None
+    return row
+
+
+def _ids(found: Any) -> list[int]:
+    """Token ids as a row can hold them; whatever else is there raises."""
+    return array("i", found).tolist()
+
+
+def _without_tokens(completion: Mapping[str, Any]) -> dict[str, Any]:
+    bare = {name: value for name, value in completion.items() if name not in _TOKEN_FIELDS}
+    bare["choices"] = [
+        {name: value for name, value in choice.items() if name not in _TOKEN_FIELDS}
+        for choice in completion["choices"]
+    ]
+    return bare
+
+
+def _conflict(key: str) -> RequestConflict:
+    return RequestConflict(
+        "another request came under this key", participant=PARTICIPANT, details={"key": key}
+    )
+
+
+def _down(reason: str) -> ServerUnreachable:
+    return ServerUnreachable(f"the policy does not answer ({reason})", participant="policy")

@@ -1,0 +1,1 @@
+"""The NemoGym actor: every call to Gym servers that concerns rollouts."""

@@ -1,0 +1,243 @@
+"""The Ray actor NemoGym: every call that concerns rollouts goes through it (design section 3).
+
+Guarantees: all state and all connections live on one event loop of its own thread, whatever
+concurrency group a call comes in by, so control calls work while thousands of runs are under
+way. A call of another incarnation is refused. It may die and come back under a live job: it then
+takes the server list from the Single Controller and never joins servers again; runs and
+inventories are gone, the controller sends its runs again and `/run` joins them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import ray
+from pydantic import SecretStr
+
+from gym.client import GymClient
+from gym.logs import configure_logging
+from gym.protocol import DeadlineExceeded, StaleIncarnation, Status, WrittenFile
+from rl.actors import call
+from rl.errors import ActorLost, ControllerLost, ServerUnfit
+from rl.messages import (
+    NEMO_GYM,
+    SINGLE_CONTROLLER,
+    CommitAnswers,
+    Inventory,
+    JobConfig,
+    JoinedServer,
+    PrepareAnswers,
+    RunRequest,
+    RunResult,
+    ServerReport,
+)
+from rl.nemo_gym.fleet import Fleet
+from rl.nemo_gym.save import UNREACHABLE_S
+from rl.nemo_gym.service import GymDesk
+
+T = TypeVar("T")
+MethodT = TypeVar("MethodT", bound=Callable[..., Any])
+_CONTROL_CALLS = 64
+_RUNS = 20_000
+"""Runs and acknowledgements under way at once; Ray's default of 1,000 would queue the rest."""
+_CONTROLLER_S = 10.0
+
+
+def _control(method: MethodT) -> MethodT:
+    """Run the method in the concurrency group that no queue of runs delays."""
+    return cast(MethodT, ray.method(concurrency_group="control")(method))
+
+
+class NemoGym:
+    """The actor. Make it with `nemo_gym`.
+
+    Args:
+        config: The job's configuration.
+        incarnation: The one it speaks for; calls of another are refused.
+        servers: The Gym servers that joined it; None to take them from the controller.
+    """
+
+    def __init__(
+        self, config: JobConfig, incarnation: int, servers: list[JoinedServer] | None
+    ) -> None:
+        """Start the loop; the first call builds what it needs, so its errors reach a caller."""
+        configure_logging(NEMO_GYM)
+        self._config = config
+        self._incarnation = incarnation
+        self._servers = servers
+        self._came_back = bool(ray.get_runtime_context().was_current_actor_reconstructed)
+        self._desk: GymDesk | None = None
+        self._building = asyncio.Lock()
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="nemo-gym", daemon=True).start()
+
+    # --- rollouts -----------------------------------------------------------------------------
+
+    async def run(self, incarnation: int, request: RunRequest) -> RunResult:
+        """See `Runs.run`."""
+        return await self._do(incarnation, lambda desk: desk.runs.run(request))
+
+    async def acknowledge(
+        self, incarnation: int, rollout_id: str, attempt_index: int, digest: str, agent: str
+    ) -> None:
+        """See `Runs.acknowledge`."""
+        await self._do(
+            incarnation,
+            lambda desk: desk.runs.acknowledge(rollout_id, attempt_index, digest, agent),
+        )
+
+    async def let_go(self, incarnation: int, rollout_id: str, agent: str) -> None:
+        """See `Runs.let_go`."""
+        await self._do(incarnation, lambda desk: desk.runs.let_go(rollout_id, agent))
+
+    async def forget(self, incarnation: int, rollout_id: str, agent: str) -> None:
+        """See `Runs.forget`."""
+        await self._do(incarnation, lambda desk: desk.runs.forget(rollout_id, agent))
+
+    # --- saving -------------------------------------------------------------------------------
+
+    @_control
+    async def prepare_checkpoint(
+        self, incarnation: int, checkpoint_id: str, budget_s: float, lease_s: float
+    ) -> PrepareAnswers:
+        """See `save_phases.prepare`."""
+        return await self._do(
+            incarnation, lambda desk: desk.prepare(checkpoint_id, budget_s, lease_s)
+        )
+
+    @_control
+    async def commit_checkpoint(
+        self, incarnation: int, checkpoint_id: str, budget_s: float, folder_abs: str
+    ) -> CommitAnswers:
+        """See `save_phases.commit`."""
+        return await self._do(
+            incarnation, lambda desk: desk.commit(checkpoint_id, budget_s, Path(folder_abs))
+        )
+
+    @_control
+    async def inventory(self, incarnation: int, checkpoint_id: str) -> Inventory:
+        """See `GymDesk.inventory`."""
+        return await self._do(incarnation, lambda desk: _now(desk.inventory, checkpoint_id))
+
+    @_control
+    async def confirm_held(self, incarnation: int, checkpoint_id: str) -> list[ServerReport]:
+        """See `save_phases.confirm_held`."""
+        return await self._do(incarnation, lambda desk: desk.confirm_held(checkpoint_id))
+
+    @_control
+    async def renew(self, incarnation: int, checkpoint_id: str, lease_s: float) -> bool:
+        """See `GymDesk.renew`."""
+        return await self._do(incarnation, lambda desk: desk.renew(checkpoint_id, lease_s))
+
+    @_control
+    async def resume_checkpoint(
+        self, incarnation: int, checkpoint_id: str, unreachable_s: float = UNREACHABLE_S
+    ) -> list[ServerReport]:
+        """See `save_phases.resume_servers`."""
+        return await self._do(incarnation, lambda desk: desk.resume(checkpoint_id, unreachable_s))
+
+    # --- restoring ----------------------------------------------------------------------------
+
+    @_control
+    async def restore_checkpoint(
+        self,
+        incarnation: int,
+        restore_id: str,
+        source_checkpoint_id: str,
+        folder_abs: str,
+        files: list[WrittenFile],
+    ) -> list[ServerReport]:
+        """See `restore_phases.restore`."""
+        return await self._do(
+            incarnation,
+            lambda desk: desk.restore(restore_id, source_checkpoint_id, Path(folder_abs), files),
+        )
+
+    @_control
+    async def restored_inventory(self, incarnation: int, restore_id: str) -> Inventory:
+        """See `GymDesk.restored_inventory`."""
+        return await self._do(incarnation, lambda desk: _now(desk.restored_inventory, restore_id))
+
+    @_control
+    async def discard(self, incarnation: int, restore_id: str, rollout_ids: list[str]) -> None:
+        """See `restore_phases.discard`."""
+        await self._do(incarnation, lambda desk: desk.discard(restore_id, rollout_ids))
+
+    @_control
+    async def resume_restored(self, incarnation: int, restore_id: str) -> list[ServerReport]:
+        """See `restore_phases.resume_restored`."""
+        return await self._do(incarnation, lambda desk: desk.resume_restored(restore_id))
+
+    @_control
+    async def status(self, incarnation: int) -> list[Status]:
+        """See `save_phases.statuses`."""
+        return await self._do(incarnation, lambda desk: desk.status())
+
+    # --- the shell ----------------------------------------------------------------------------
+
+    async def _do(self, incarnation: int, work: Callable[[GymDesk], Awaitable[T]]) -> T:
+        """Do `work` on the loop that owns the state; a cancelled call cancels it there."""
+        if incarnation != self._incarnation:
+            raise StaleIncarnation(f"this is incarnation {self._incarnation}", participant=NEMO_GYM)
+
+        async def there() -> T:
+            return await work(await self._built())
+
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(there(), self._loop))
+
+    async def _built(self) -> GymDesk:
+        async with self._building:
+            if self._desk is None:
+                servers = await self._server_list()
+                client = GymClient(_token(self._config))
+                self._desk = GymDesk(Fleet(client, servers, self._incarnation))
+            return self._desk
+
+    async def _server_list(self) -> list[JoinedServer]:
+        if self._servers is not None and not self._came_back:
+            return self._servers
+        try:
+            found: list[JoinedServer] = await call(
+                SINGLE_CONTROLLER, "servers", self._incarnation, limit_s=_CONTROLLER_S
+            )
+        except (ActorLost, DeadlineExceeded) as silent:
+            # Before the controller starts, a restore has handed the same list to this actor: it
+            # never changes within an incarnation.
+            if self._servers is not None:
+                return self._servers
+            if isinstance(silent, DeadlineExceeded):  # no run has failed: it is sent again
+                raise ActorLost("the controller is busy", participant=NEMO_GYM) from None
+            raise ControllerLost("nobody knows which servers have joined") from None
+        return found
+
+
+def nemo_gym(config: JobConfig, incarnation: int, servers: list[JoinedServer] | None) -> Any:
+    """Start the detached actor (named; Ray starts it again when it dies).
+
+    Args:
+        config: The job's configuration.
+        incarnation: The one it speaks for.
+        servers: What `discover_and_join` has answered; None to ask the controller.
+    """
+    actor = ray.remote(concurrency_groups={"control": _CONTROL_CALLS})(NemoGym)
+    return actor.options(
+        name=NEMO_GYM, lifetime="detached", num_cpus=0, max_restarts=-1, max_concurrency=_RUNS
+    ).remote(config, incarnation, servers)
+
+
+async def _now(work: Callable[[str], T], argument: str) -> T:
+    return work(argument)
+
+
+def _token(config: JobConfig) -> SecretStr:
+    try:
+        token = config.control_token_file.read_text().strip()
+    except OSError as error:
+        raise ServerUnfit(f"control_token_file cannot be read: {error.strerror}") from None
+    if not token:
+        raise ServerUnfit("control_token_file is empty")
+    return SecretStr(token)

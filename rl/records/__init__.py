@@ -1,0 +1,1 @@
+"""Records that RL keeps of a job and writes into its snapshots."""

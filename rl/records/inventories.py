@@ -1,0 +1,232 @@
+"""Whether RL's ledger, the Gym servers and TransferQueue agree (design section 7, inventories).
+
+Pure functions over what was collected. Guarantees: every disagreement found is listed, not the
+first one alone; what `compare` lets pass can be restored without losing or inventing a turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from gym.protocol import UNCERTAIN_REVISION, Continuation, Mode, SessionEntry
+from rl.errors import InventoryMismatch
+from rl.messages import Inventory, JoinedServer
+from rl.records.recovery_ledger import RolloutRecord, RunState
+
+_MOST_LISTED = 100
+
+
+@dataclass
+class Held:
+    """What the servers hold of unfinished rollouts, by rollout."""
+
+    continuations: dict[str, Continuation] = field(default_factory=dict)
+    """Of the newest run."""
+    sessions: dict[str, dict[str, SessionEntry]] = field(default_factory=dict)
+    """By rollout, then by resource server."""
+    storage: dict[str, list[str]] = field(default_factory=dict)
+    """Staging keys that the continuations need, in the servers' order."""
+    leftovers: set[str] = field(default_factory=set)
+    """Rollouts of which a server holds a failed run: nothing of it goes on."""
+
+
+def compare(
+    records: Mapping[str, RolloutRecord],
+    inventory: Inventory,
+    *,
+    staging_keys: set[str],
+    training_keys: set[str],
+) -> Held:
+    """Compare the ledger with the servers' inventories and with TransferQueue's keys.
+
+    Args:
+        records: The ledger.
+        inventory: What the servers answered at commit or at restore.
+        staging_keys: Keys there are in the partition of model calls.
+        training_keys: Keys there are in the partition of finished rollouts.
+
+    Raises:
+        InventoryMismatch: They disagree; `details["problems"]` lists up to 100 differences.
+    """
+    held = Held()
+    problems = [
+        *_continuations(records, inventory, held),
+        *_sessions(records, inventory, held),
+        *_storage(records, inventory, staging_keys, held),
+        *_finished(records, staging_keys, training_keys),
+    ]
+    _refuse(problems)
+    return held
+
+
+def compare_restored(before: Mapping[str, RolloutRecord], held: Held) -> None:
+    """The other way round, on restore: what the ledger file names is held by the servers.
+
+    Args:
+        before: The ledger as the file has it, before the runs n+1.
+        held: What `compare` found with the runs n+1.
+
+    Raises:
+        InventoryMismatch: They disagree.
+    """
+    problems = []
+    for record in before.values():
+        if not record.unfinished:
+            continue
+        started = record.run.state is RunState.STARTED
+        name = record.rollout_id
+        if started and name not in held.continuations:
+            problems.append(f"{name} was held by an agent and no agent has restored it")
+        if not started and name in held.continuations:
+            problems.append(f"{name} was held by no agent and one has restored it")
+        if set(record.staging_keys) != set(held.storage.get(name, [])):
+            problems.append(f"{name}: ledger and token-storage index name other staging rows")
+    _refuse(problems)
+
+
+def who_starts_over(held: Held, servers: Iterable[JoinedServer]) -> dict[str, str]:
+    """The restored rollouts that cannot continue, each with the reason (invariants 8 and 9).
+
+    Rollouts that finished as failed are among them if a server still holds something of theirs.
+    """
+    modes = {server.name: server.mode for server in servers}
+    reasons = dict.fromkeys(sorted(held.leftovers), "its run had failed")
+    for rollout_id in sorted(held.continuations.keys() | held.sessions.keys()):
+        reason = _reason(
+            held.continuations.get(rollout_id), held.sessions.get(rollout_id, {}), modes
+        )
+        if reason is not None:
+            reasons.setdefault(rollout_id, reason)
+    return reasons
+
+
+def _reason(
+    continuation: Continuation | None,
+    sessions: Mapping[str, SessionEntry],
+    modes: Mapping[str, Mode],
+) -> str | None:
+    if continuation is None:
+        return f"session on {min(sessions)} without a continuation"
+    named = continuation.resource_state_revisions
+    for server, revision in sorted(named.items()):
+        mode = modes.get(server)
+        if mode is Mode.STATELESS:
+            continue
+        if mode is not Mode.EXPORT_RESTORE:
+            return f"used {server}, which is {mode.value if mode else 'not there any more'}"
+        session = sessions.get(server)
+        if UNCERTAIN_REVISION in (revision, session.revision if session else None):
+            return f"its session on {server} was uncertain"
+        if session is None:
+            return f"its session on {server} is missing"
+        if session.revision != revision:
+            return f"its session on {server} has another revision than it names"
+    unnamed = sorted(sessions.keys() - named.keys())
+    return f"session on {unnamed[0]}, which it does not name" if unnamed else None
+
+
+def _continuations(
+    records: Mapping[str, RolloutRecord], inventory: Inventory, held: Held
+) -> Iterable[str]:
+    for agent, lines in inventory.continuations.items():
+        counted = inventory.line_counts.get(agent)
+        if counted != len(lines):
+            yield f"{agent}: {len(lines)} lines, and its status counts {counted}"
+        for line in lines:
+            name = line.rollout_id
+            problem, current = _belongs(records, name, line.attempt_index, held)
+            if problem is not None:
+                yield f"{agent}: continuation of {problem}"
+            elif current and records[name].agent != agent:
+                yield f"{agent}: continuation of {name}, which went to {records[name].agent}"
+            elif current and name in held.continuations:
+                yield f"{agent}: a second continuation of {name}"
+            elif current:
+                held.continuations[name] = line
+
+
+def _sessions(
+    records: Mapping[str, RolloutRecord], inventory: Inventory, held: Held
+) -> Iterable[str]:
+    for server, entries in inventory.sessions.items():
+        for entry in entries:
+            name = entry.rollout_id
+            problem, current = _belongs(records, name, entry.attempt_index, held)
+            if problem is not None:
+                yield f"{server}: session of {problem}"
+            elif current and server in held.sessions.setdefault(name, {}):
+                yield f"{server}: a second session of {name}"
+            elif current:
+                held.sessions[name][server] = entry
+
+
+def _belongs(
+    records: Mapping[str, RolloutRecord], rollout_id: str, attempt: int, held: Held
+) -> tuple[str | None, bool]:
+    """What is wrong with an entry of this run, and whether the run is the newest."""
+    record = records.get(rollout_id)
+    if record is None:
+        return f"{rollout_id}, which the ledger does not know", False
+    if record.finished:
+        return f"{rollout_id}, which is over", False
+    if record.failed:  # nobody acknowledges a result there is not, so nobody forgets it
+        held.leftovers.add(rollout_id)
+        return None, False
+    if attempt == record.run.attempt_index:
+        return None, True
+    # Redispatch: run n+1 is recorded before a server has seen it and dropped run n.
+    failed_before = any(run.state is RunState.FAILED for run in record.runs)
+    if attempt < record.run.attempt_index and failed_before:
+        held.leftovers.add(rollout_id)
+        return None, False
+    return f"{rollout_id} in run {attempt}, not {record.run.attempt_index}", False
+
+
+def _storage(
+    records: Mapping[str, RolloutRecord],
+    inventory: Inventory,
+    staging_keys: set[str],
+    held: Held,
+) -> Iterable[str]:
+    calls: set[tuple[str, str]] = set()
+    for server, references in inventory.storage.items():
+        for reference in references:
+            name, call = reference.rollout_id, reference.model_call_id
+            if name in held.leftovers and name not in held.continuations:
+                continue  # cleared with the failed run
+            if name not in held.continuations:
+                yield f"{server}: token-storage index names {name}, which no agent holds"
+            elif (name, call) in calls:
+                yield f"{server}: token-storage index names {call} of {name} twice"
+            elif reference.key not in staging_keys:
+                yield f"the staging row of {call} of {name} is missing"
+            else:
+                calls.add((name, call))
+                held.storage.setdefault(name, []).append(reference.key)
+    for name, line in held.continuations.items():
+        last = line.last_committed_model_call_id
+        if last is not None and (name, last) not in calls:
+            yield f"{name} goes on after {last}, which the model's ledger does not know"
+
+
+def _finished(
+    records: Mapping[str, RolloutRecord], staging_keys: set[str], training_keys: set[str]
+) -> Iterable[str]:
+    over = {name for name, record in records.items() if not record.unfinished}
+    for name in sorted(over - training_keys):
+        yield f"the training row of {name} is missing"
+    for name in sorted(training_keys - over):
+        yield f"a training row of {name}, which is not over"
+    for name in sorted(over):
+        missing = [key for key in records[name].staging_keys if key not in staging_keys]
+        if missing:
+            yield f"{len(missing)} staging rows of {name} are missing"
+
+
+def _refuse(problems: list[str]) -> None:
+    if problems:
+        raise InventoryMismatch(
+            f"{len(problems)} disagreements, the first: {problems[0]}",
+            details={"problems": problems[:_MOST_LISTED]},
+        )

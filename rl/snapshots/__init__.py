@@ -1,0 +1,1 @@
+"""The job's folder of snapshots and incarnations."""

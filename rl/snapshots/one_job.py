@@ -1,0 +1,38 @@
+"""Who may start: one job per Ray cluster, one life per job (design sections 2 and 5)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rl.errors import OtherJob
+from rl.messages import ControllerStatus, JobPhase
+from rl.snapshots import incarnations
+
+
+def refuse_other_job(job_id: str, found: str | None) -> None:
+    """Refuse a cluster that holds another job.
+
+    Args:
+        job_id: Who wants to use the cluster.
+        found: Whose actors are there; None: nobody's.
+
+    Raises:
+        OtherJob: Both jobs are named.
+    """
+    if found is not None and found != job_id:
+        raise OtherJob(
+            f"this Ray cluster holds job {found!r}, and one holds one job: end that one with its "
+            f"cluster (`turnpoint down`), or use another for {job_id!r}",
+            participant=found,
+        )
+
+
+def stands_in_the_way(job_folder: Path, status: ControllerStatus) -> bool:
+    """Whether a job must not be started or restored while this controller answers.
+
+    It must if the job is over, or if nobody can set it going any more: a start of `turnpoint run`
+    that has died before it was through. What a restore brings up, its workflow sees to.
+    """
+    if status.state is JobPhase.STARTING:
+        return "workflow_id" in incarnations.owner(job_folder, status.incarnation)
+    return not status.state.is_over
