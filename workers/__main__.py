@@ -28,7 +28,7 @@ def main() -> None:
     interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if interruptible:  # else somebody wants it ignored
         signal.signal(signal.SIGINT, _leave)
-    from workers import cli
+    from workers.cli import app as cli
 
     if interruptible:
         signal.signal(signal.SIGINT, signal.default_int_handler)

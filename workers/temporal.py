@@ -28,8 +28,8 @@ from temporalio.worker import Interceptor, Worker
 from activities.contract import TASK_QUEUE
 from activities.errors import TypedFailures
 from gym.protocol import TurnpointError
+from workers.config.settings import Settings
 from workers.errors import NotRunning, SettingsError, TemporalRefused
-from workers.settings import Settings
 from workflows import WORKFLOWS
 from workflows.journal import SEARCH_ATTRIBUTES
 

@@ -26,8 +26,8 @@ from gym.logs import configure_logging
 from rl.actors import attached
 from rl.errors import RayUnreachable
 from rl.messages import JobConfig
-from workers.key_files import read_key_file
-from workers.settings import Settings, load_settings
+from workers.config.key_files import read_key_file
+from workers.config.settings import Settings, load_settings
 from workers.temporal import connect, register_search_attributes, snapshot_worker
 
 logger = logging.getLogger(__name__)

@@ -1,6 +1,10 @@
 """The Ray actor `SingleController`.
 
-A thin shell that puts `rl.controller.controller` on one event loop.  Guarantees: `renew`, `status` and `resume_checkpoint` have a concurrency group of their own, so no queue of other calls delays them; they hop to the loop on which all state is touched. A call of another incarnation is refused. Losing this actor ends the live job (`max_restarts=0`): its state is in memory, and the answer is a restore.
+A thin shell that puts `rl.controller.controller` on one event loop.  Guarantees: `renew`, `status`
+and `resume_checkpoint` have a concurrency group of their own, so no queue of other calls delays
+them; they hop to the loop on which all state is touched. A call of another incarnation is refused.
+Losing this actor ends the live job (`max_restarts=0`): its state is in memory, and the answer is a
+restore.
 """
 
 from __future__ import annotations

@@ -189,7 +189,8 @@ async def test_each_entry_of_the_topology_is_compared_and_listed(
 ) -> None:
     """Break: rl/snapshots/topology.py.
 
-    Leave the entry out of `_SERVER_FIELDS`, or out of `_entries`.  What the dataset means is compared by the loader: `tests/rl/test_loader.py`.
+    Leave the entry out of `_SERVER_FIELDS`, or out of `_entries`.  What the dataset means is
+    compared by the loader: `tests/rl/test_loader.py`.
     """
     config = config.model_copy(update={"policy_sha256": "e" * 64})
     saved = topology_of(config, FLEET.values(), {"epochs": 1})

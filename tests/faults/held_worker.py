@@ -30,7 +30,7 @@ import activities.controller
 import activities.gym
 from gym.logs import configure_logging
 from rl.snapshots.names import JobFolder
-from workers.settings import load_settings
+from workers.config.settings import load_settings
 from workers.worker import run
 
 POLL_S = 0.05

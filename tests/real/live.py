@@ -23,11 +23,11 @@ from activities.contract import SaveOutcome, SaveResult
 from gym.client import GymClient
 from gym.protocol import Kind, Phase, Status, StatusRequest
 from rl.snapshots.folder import SnapshotFolder
-from workers.key_files import read_key_file
-from workers.processes import marked, spawn
-from workers.settings import Settings, load_settings
-from workers.stack import Stack, settings_of
-from workers.stack_parts import child_environment
+from workers.config.key_files import read_key_file
+from workers.config.settings import Settings, load_settings
+from workers.stack.process_specs import child_environment
+from workers.stack.processes import marked, spawn
+from workers.stack.stack import Stack, settings_of
 from workers.temporal import connect
 
 JOB = "demo"

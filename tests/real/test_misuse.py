@@ -27,7 +27,7 @@ from temporalio.exceptions import TerminatedError
 
 from gym.protocol.control import BASE_PATH
 from tests.real.live import AGENT, JOB, MODEL, RESOURCE, TURNPOINT, Live, environment, wait_for
-from workers.key_files import read_key_file
+from workers.config.key_files import read_key_file
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 DISK_BYTES = 64 << 20

@@ -34,7 +34,7 @@ from tests.real.supervised import (
     started,
     unit_of_systemd,
 )
-from workers.processes import end, names_left
+from workers.stack.processes import end, names_left
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 ROLLOUTS = 5

@@ -20,10 +20,10 @@ import psutil
 from gym.protocol import Kind
 from tests.real.live import Live, until
 from tests.twin.plan import Point
-from workers.processes import alive, end, log_tail, marked, spawn
-from workers.settings import Settings
-from workers.stack import settings_of
-from workers.stack_parts import child_environment
+from workers.config.settings import Settings
+from workers.stack.process_specs import child_environment
+from workers.stack.processes import alive, end, log_tail, marked, spawn
+from workers.stack.stack import settings_of
 
 GYM = {kind.value for kind in Kind}
 """Processes: each serves all servers of one kind."""

@@ -14,7 +14,7 @@ from tests.twin.crashes import Crashes, lines_of
 from tests.twin.mishaps import FAILING
 from tests.twin.mixed_rows import demand_whole, wrongly_over
 from tests.twin.rows import differences, repeated, sent_too_often
-from workers.processes import alive
+from workers.stack.processes import alive
 
 CLAIM_LIMIT_S = 60.0
 

@@ -20,7 +20,7 @@ from gym.logs import configure_logging
 from gym.protocol import Kind
 from tests.twin.fleet import KINDS, make
 from tests.twin.mishaps import App, Mishaps
-from workers.settings import Settings, load_settings
+from workers.config.settings import Settings, load_settings
 
 TOOL_DELAY_S = 0.03
 _served_by: ContextVar[str] = ContextVar("server whose call is handled", default="")

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from workers import cli_run, job_runs
-from workers.job_sighting import JobSighting
+from workers.cli import run as cli_run
+from workers.job import commands as job_runs
+from workers.job.cluster_view import JobSighting
 
 
 class Began(Exception):

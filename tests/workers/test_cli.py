@@ -23,12 +23,13 @@ from rl.snapshots.folder import SnapshotFolder
 from tests.rl.folder_cases import config_of, start_job
 from tests.rl.folder_cases import save as save_folder
 from tests.workers.test_supervision import status
-from workers import cli, job_runs
-from workers.cli_output import EXIT_FAILED, EXIT_NOT_REACHABLE, EXIT_OK, EXIT_REFUSED, EXIT_USAGE
-from workers.settings import Settings, load_settings
-from workers.stack import Stack
-from workers.stack_parts import ports_needed
-from workers.stack_record import StackRecord
+from workers.cli import app as cli
+from workers.cli.output import EXIT_FAILED, EXIT_NOT_REACHABLE, EXIT_OK, EXIT_REFUSED, EXIT_USAGE
+from workers.config.settings import Settings, load_settings
+from workers.job import commands as job_runs
+from workers.stack.process_specs import ports_needed
+from workers.stack.record import StackRecord
+from workers.stack.stack import Stack
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 PROGRAM = tomllib.loads(PYPROJECT.read_text())["project"]["scripts"]["turnpoint"].split(":")[0]
@@ -367,12 +368,12 @@ def test_an_interrupted_save_or_restore_names_the_workflow_that_goes_on(
 
 @pytest.mark.parametrize("words", [["save"], ["save", "--json"]])
 def test_an_interrupt_during_the_imports_is_130_and_one_line(words: list[str]) -> None:
-    """Break: name `workers.cli:main` as the program."""
+    """Break: name `workers.cli.app:main` as the program."""
     program = (
         "import os, signal, sys\n"
         "class Interrupts:\n"
         "    def find_spec(self, name, *_):\n"
-        "        if name == 'workers.cli_output':\n"
+        "        if name == 'workers.cli.output':\n"
         "            os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.meta_path.insert(0, Interrupts())\n"
         f"sys.argv[1:] = {words}\n"

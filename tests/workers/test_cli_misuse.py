@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from workers import cli
-from workers.cli_output import EXIT_FAILED, EXIT_USAGE
-from workers.stack import Stack
+from workers.cli import app as cli
+from workers.cli.output import EXIT_FAILED, EXIT_USAGE
+from workers.stack.stack import Stack
 
 ROOT = Path(__file__).parents[2]
 SECRET = "s3cret-value"
@@ -59,7 +59,7 @@ def told(
 def test_a_record_of_the_stack_that_is_none_is_named(
     told: Told, command: str, content: str
 ) -> None:
-    """Break: workers/settings_sources.py: answer whatever stands under `settings`."""
+    """Break: workers/config/sources.py: answer whatever stands under `settings`."""
     Path(".turnpoint").mkdir()
     Path(".turnpoint/stack.json").write_text(content)
     assert "stack.json cannot be read as a stack's record; remove it" in told(command)
@@ -78,7 +78,7 @@ def test_a_record_of_the_stack_that_is_none_is_named(
 def test_a_path_that_is_none_is_refused_with_its_key_and_place(
     told: Told, key: str, value: str
 ) -> None:
-    """Break: workers/settings_sources.py: take `state_dir` for a path before it was checked."""
+    """Break: workers/config/sources.py: take `state_dir` for a path before it was checked."""
     Path("turnpoint.toml").write_text(f"{key} = {value}\n")
     message = told("list")
     assert message.startswith(f"{key}: ") and str(Path("turnpoint.toml").absolute()) in message
@@ -124,7 +124,7 @@ def test_an_unknown_key_of_a_server_is_told_with_the_nearest_and_what_there_is(t
 def test_variables_in_small_letters_are_variables_too(
     told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """pydantic-settings reads them. Break: workers/settings_places.py: look at capitals alone."""
+    """pydantic-settings reads them. Break: workers/config/origins.py: look at capitals alone."""
     monkeypatch.setenv("turnpoint_leases", SECRET)
     assert "turnpoint_leases: no such key" in told("list")
     monkeypatch.delenv("turnpoint_leases")
@@ -136,7 +136,7 @@ def test_variables_in_small_letters_are_variables_too(
 def test_what_the_system_refuses_is_named_by_its_path(
     told: Told, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
-    """Break: workers/cli.py: let the OSError rise."""
+    """Break: workers/cli/app.py: let the OSError rise."""
     Path("root").write_text("")
     monkeypatch.setenv("TURNPOINT_SNAPSHOT_ROOT", "root")
     message = told(command, code="os_error", ends=EXIT_FAILED)
@@ -154,7 +154,7 @@ def test_what_the_system_refuses_is_named_by_its_path(
 def test_ports_and_options_of_no_process_are_refused_before_anything_starts(
     told: Told, monkeypatch: pytest.MonkeyPatch, key: str, value: dict[str, Any], nearest: str
 ) -> None:
-    """Break: workers/stack.py: do not ask; they would be ignored in silence."""
+    """Break: workers/stack/stack.py: do not ask; they would be ignored in silence."""
     monkeypatch.setenv(f"TURNPOINT_{key.upper()}", json.dumps(value))
     message = told("up", "--policy", "scripted")
     assert message.startswith(f"{key}.{next(iter(value))}: no such process")
@@ -174,7 +174,10 @@ def test_ports_and_options_of_no_process_are_refused_before_anything_starts(
 def test_what_temporals_configuration_gets_wrong_is_a_sentence_without_its_text(
     told: Told, monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
-    """Break: workers/settings.py: let the SDK's error rise; it shows the line with the API key."""
+    """Break: workers/config/settings.py: let the SDK's error rise.
+
+    It shows the line with the API key.
+    """
     Path("temporal.toml").write_text(f"[profile.default]\napi_key = {SECRET}\n")
     for key, setting in FLEET.items():
         monkeypatch.setenv(f"TURNPOINT_{key}", setting)
@@ -185,7 +188,7 @@ def test_what_temporals_configuration_gets_wrong_is_a_sentence_without_its_text(
 
 @pytest.mark.parametrize("words", [["doctor"], ["doctor", "--json"]])
 def test_a_result_that_cannot_be_printed_is_no_success_and_no_stack_trace(words: list[str]) -> None:
-    """Break: workers/cli.py: let what `flush` raises rise."""
+    """Break: workers/cli/app.py: let what `flush` raises rise."""
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "workers", *words],

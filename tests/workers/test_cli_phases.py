@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from activities.contract import PhaseReport, Progress
-from workers.cli_output import Output
-from workers.cli_phases import Phases
+from workers.cli.output import Output
+from workers.cli.phases import Phases
 
 UNDONE = ["unpublish_snapshot", "resume_checkpoint"]
 

@@ -10,7 +10,7 @@ import pytest
 from gym.protocol import Continuation
 from rl.data_plane.rows import TrainingRow
 from rl.messages import ControllerStatus, JobPhase
-from workers.demo_report import Mutation, _duplicates, _repeated, _unexplained
+from workers.demo.report import Mutation, _duplicates, _repeated, _unexplained
 
 ROLLOUT = "p0_g1"
 CALLS = [("increment_counter", 2), ("increment_counter", 3), ("get_counter_value", None)]

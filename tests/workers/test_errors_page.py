@@ -16,7 +16,7 @@ import workers
 import workflows
 from gym.protocol import TurnpointError
 from workers import errors
-from workers.job_runs import REFUSALS
+from workers.job.commands import REFUSALS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "errors.md").read_text()

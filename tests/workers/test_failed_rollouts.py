@@ -10,9 +10,10 @@ import pytest
 
 from rl.messages import ControllerStatus
 from tests.workers.test_supervision import sighting, status
-from workers import cli, cli_stack
-from workers.cli_output import EXIT_FAILED, EXIT_OK
-from workers.job_sighting import JobSighting
+from workers.cli import app as cli
+from workers.cli import stack as cli_stack
+from workers.cli.output import EXIT_FAILED, EXIT_OK
+from workers.job.cluster_view import JobSighting
 
 SOME = {"finished": 2, "failed": 8, "failures": {"server_unreachable": 7, "agent_failed": 1}}
 ALL = {"finished": 0, "failed": 10, "failures": {"server_unreachable": 10}}

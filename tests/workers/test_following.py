@@ -11,11 +11,11 @@ import pytest
 from rl.messages import ControllerStatus
 from rl.snapshots import incarnations
 from tests.workers.test_supervision import sighting, status
-from workers import following
+from workers.config.settings import Settings, load_settings
 from workers.errors import NotRunning
-from workers.following import follow_to_the_end
-from workers.job_sighting import JobSighting
-from workers.settings import Settings, load_settings
+from workers.job import follow as following
+from workers.job.cluster_view import JobSighting
+from workers.job.follow import follow_to_the_end
 
 
 class Looks:

@@ -12,14 +12,14 @@ import pytest
 
 from gym.protocol import Phase
 from tests.ports import free_port
-from workers.doctor import examine
+from workers.cli.doctor import examine
+from workers.config.key_files import ensure_key_files
+from workers.config.settings import Settings, load_settings
 from workers.errors import PortInUse, ProcessFailed, SettingsError
-from workers.job_status import gym_capabilities
-from workers.key_files import ensure_key_files
-from workers.policy_defaults import FLAGS
-from workers.settings import Settings, load_settings
-from workers.stack import Stack
-from workers.stack_parts import Part, fixed_ports, parts, ports_needed, resolve
+from workers.job.status import gym_capabilities
+from workers.stack.policy_defaults import FLAGS
+from workers.stack.process_specs import Part, fixed_ports, parts, ports_needed, resolve
+from workers.stack.stack import Stack
 
 TAXI = {
     "name": "taxi",
@@ -76,7 +76,7 @@ def test_random_weights_get_a_grammar_and_a_bound_whoever_starts_the_stack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Break: leave it to the demo; then `turnpoint up` leaves tool use to chance."""
-    monkeypatch.setattr("workers.stack_parts.make_tiny_model", lambda _: "0" * 64)
+    monkeypatch.setattr("workers.stack.process_specs.make_tiny_model", lambda _: "0" * 64)
     found = parts_of(settings_of(tmp_path, policy="vllm"))
     assert found["policy_model"].command[-2:] == [
         "--extra-body",

@@ -10,9 +10,9 @@ from gym.client import GymClient
 from gym.protocol import Capabilities, ServerFault, ServerUnreachable, TurnpointError, Unauthorized
 from rl.snapshots import incarnations
 from tests.workers.test_supervision import status
-from workers.job_status import JobView, being_raised, look_at_job
-from workers.key_files import ensure_key_file
-from workers.settings import Settings
+from workers.config.key_files import ensure_key_file
+from workers.config.settings import Settings
+from workers.job.status import JobView, being_raised, look_at_job
 
 ANSWERS: dict[str, TurnpointError] = {
     "down": ServerUnreachable("no answer (ConnectError)"),

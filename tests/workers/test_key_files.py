@@ -11,9 +11,9 @@ from pydantic import SecretStr
 from rl.errors import FolderError
 from rl.snapshots.folder import SnapshotFolder
 from tests.rl.folder_cases import FIRST, config_of, save, start_job
+from workers.config.key_files import ensure_key_file, read_key_file, read_secret
+from workers.config.settings import Settings
 from workers.errors import SettingsError
-from workers.key_files import ensure_key_file, read_key_file, read_secret
-from workers.settings import Settings
 
 
 def test_made_for_the_owner_alone_and_kept(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_missing_or_empty_is_an_error(tmp_path: Path, content: str | None) -> No
 def test_a_configured_key_file_that_is_gone_is_not_taken_for_no_key(tmp_path: Path) -> None:
     """Anybody could forge a snapshot then. The default file, which nobody has made, is no key.
 
-    Break: workers/settings.py: hand on a file that exists, and else none.
+    Break: workers/config/settings.py: hand on a file that exists, and else none.
     """
     config = config_of(tmp_path, key=b"sealed-s3cret")
     start_job(config)
@@ -81,7 +81,10 @@ def test_a_configured_key_file_that_is_gone_is_not_taken_for_no_key(tmp_path: Pa
 
 
 def test_a_snapshot_key_that_nobody_would_use_is_refused(tmp_path: Path) -> None:
-    """Seals are checked with the file alone. Break: workers/settings.py: look at no variable."""
+    """Seals are checked with the file alone. Break: workers/config/settings.py.
+
+    Look at no variable.
+    """
     given = {"state_dir": tmp_path, "snapshot_root": tmp_path}
     with_key = Settings(**given, snapshot_key=SecretStr("first-s3cret"))
     with pytest.raises(SettingsError, match="TURNPOINT_SNAPSHOT_KEY") as caught:

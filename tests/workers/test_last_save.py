@@ -12,11 +12,11 @@ import pytest
 
 from activities.contract import PhaseReport, Progress, SaveOutcome, SaveResult
 from rl.snapshots.folder import SnapshotFolder
-from workers import job_runs
-from workers.job_runs import NotNow
-from workers.last_save import last_save
-from workers.settings import Settings, load_settings
-from workers.workflow_runs import Shown, WorkflowFailed
+from workers.config.settings import Settings, load_settings
+from workers.job import commands as job_runs
+from workers.job.commands import NotNow
+from workers.job.workflows import Shown, WorkflowFailed
+from workers.supervisor.last_save import last_save
 
 PUBLISHED = SaveResult(outcome=SaveOutcome.PUBLISHED, checkpoint_id="c", snapshot="snapshot_000004")
 
@@ -87,7 +87,10 @@ async def test_the_grace_period_is_kept(
 async def test_a_snapshot_that_is_there_is_told_though_the_save_still_prunes(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, phase: str, told: bool
 ) -> None:
-    """Deleting old ones may take long. Break: workers/last_save.py: wait for it in any case."""
+    """Deleting old ones may take long. Break: workers/supervisor/last_save.py.
+
+    Wait for it in any case.
+    """
 
     async def save(_: Any, __: Any, shown: Shown, started: Callable[[str], None]) -> None:
         started("demo/save/x")

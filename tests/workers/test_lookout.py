@@ -13,12 +13,12 @@ from pydantic import SecretStr
 from gym.client import GymClient
 from rl.snapshots import incarnations
 from tests.workers.test_supervision import sighting, status
-from workers import lookout
-from workers.lookout import Lookout
-from workers.mending import Mender
-from workers.ray_side import JobWatch
-from workers.settings import Settings, load_settings
-from workers.supervision import Adopt, Seen, Wait, decide
+from workers.config.settings import Settings, load_settings
+from workers.job.ray_client import JobWatch
+from workers.job.restarts import Mender
+from workers.supervisor import observe as lookout
+from workers.supervisor.decide import Adopt, Seen, Wait, decide
+from workers.supervisor.observe import Lookout
 
 
 @pytest.fixture

@@ -16,13 +16,14 @@ import pytest
 from activities.contract import PhaseReport, Progress, RestoreInput, RestoreResult
 from gym.protocol import Capabilities, Kind, Mode, Phase
 from rl.snapshots import incarnations
-from workers import job_runs, mending
+from workers.config.settings import Settings, load_settings
 from workers.errors import StackBusy
-from workers.mending import Mender
-from workers.settings import Settings, load_settings
-from workers.stack import Stack
-from workers.stack_record import StackRecord
-from workers.workflow_runs import Shown
+from workers.job import commands as job_runs
+from workers.job import restarts as mending
+from workers.job.restarts import Mender
+from workers.job.workflows import Shown
+from workers.stack.record import StackRecord
+from workers.stack.stack import Stack
 
 NAMES = ("policy_model", "simple_agent", "counter")
 OLD, CLAIMED, NEWER = 1, 2, 3
@@ -160,7 +161,7 @@ async def test_servers_of_the_job_that_was_replaced_are_restarted_for_the_restor
 async def test_a_command_that_looks_too_late_leaves_the_restored_job_alone(given: Given) -> None:
     """It was stopped, or its queries timed out, until the job ran again.
 
-    Break: workers/job_runs.py: act as soon as a look shows that the claim is over.
+    Break: workers/job/commands.py: act as soon as a look shows that the claim is over.
     """
     given.all(server(Phase.OPEN, CLAIMED))
     given.servers["counter"] = None  # it is busy, and answers nobody in this instant
@@ -172,7 +173,7 @@ async def test_a_command_that_looks_too_late_leaves_the_restored_job_alone(given
 async def test_a_command_that_stands_still_between_look_and_restart_leaves_the_job_alone(
     given: Given,
 ) -> None:
-    """Break: workers/mending.py: do not ask again before the restart."""
+    """Break: workers/job/restarts.py: do not ask again before the restart."""
     given.servers["counter"] = None
     given.seen, given.now = [DISCOVERS], [RESUMED]
     await given.restore()
@@ -182,7 +183,10 @@ async def test_a_command_that_stands_still_between_look_and_restart_leaves_the_j
 async def test_servers_that_have_joined_the_claimed_incarnation_are_never_restarted(
     given: Given,
 ) -> None:
-    """It stood still after the last question. Break: workers/mending.py: go by the phase alone."""
+    """It stood still after the last question. Break: workers/job/restarts.py.
+
+    Go by the phase alone.
+    """
     given.all(server(Phase.OPEN, CLAIMED))
     given.seen = [DISCOVERS]
     await given.restore()
@@ -190,7 +194,7 @@ async def test_servers_that_have_joined_the_claimed_incarnation_are_never_restar
 
 
 async def test_a_workflow_that_does_not_answer_is_looked_at_again(given: Given) -> None:
-    """A worker that was killed is replaced. Break: workers/job_runs.py: act on one look alone."""
+    """A worker that was killed is replaced. Break: workers/job/commands.py: act on one look alone."""
     given.seen, given.now = [DISCOVERS, DISCOVERS], [None]
     await given.restore()
     assert given.restarted == [(NAMES_IN_ORDER, True)]
@@ -200,7 +204,7 @@ async def test_a_workflow_that_does_not_answer_is_looked_at_again(given: Given) 
 async def test_nothing_is_touched_once_another_incarnation_is_the_newest(
     given: Given, phase: Phase
 ) -> None:
-    """Break: workers/mending.py: leave it to whoever started to see that it is superseded."""
+    """Break: workers/job/restarts.py: leave it to whoever started to see that it is superseded."""
     given.all(server(Phase.PREPARING, NEWER))
     given.servers["counter"] = None
     given.claim()
@@ -219,7 +223,7 @@ async def test_of_several_restarts_that_wait_each_is_known_to_be_under_way(
 ) -> None:
     """What is being started is never seen as gone, whoever else waits for the stack.
 
-    Break: workers/mending.py: let all that have waited for one begin at once.
+    Break: workers/job/restarts.py: let all that have waited for one begin at once.
     """
     monkeypatch.undo()
     monkeypatch.setattr(Stack, "record", lambda _: given)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from workers import cli
-from workers.cli_output import EXIT_NOT_REACHABLE, EXIT_USAGE
-from workers.policy_url import demand_policy
-from workers.settings import load_settings
+from workers.cli import app as cli
+from workers.cli.output import EXIT_NOT_REACHABLE, EXIT_USAGE
+from workers.config.settings import load_settings
+from workers.stack.policy import demand_policy
 
 
 class _Answers(BaseHTTPRequestHandler):

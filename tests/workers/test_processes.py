@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from workers.processes import alive, end, log_tail, marked, names_left, spawn
+from workers.stack.processes import alive, end, log_tail, marked, names_left, spawn
 
 CHILD_IN_ITS_OWN_SESSION = """
 import subprocess, sys, time

@@ -12,10 +12,10 @@ from rl import job
 from rl.messages import SINGLE_CONTROLLER
 from tests.rl.folder_cases import config_of
 from tests.workers.test_supervision import seen, sighting
-from workers import ray_child
-from workers.lookout import ANSWER_LIMIT_S
-from workers.supervision import RAY, SILENT_S, Recover, Wait, decide
-from workers.supervisor import LOOK_EVERY_S
+from workers.job import ray_child
+from workers.supervisor.decide import RAY, SILENT_S, Recover, Wait, decide
+from workers.supervisor.observe import ANSWER_LIMIT_S
+from workers.supervisor.supervisor import LOOK_EVERY_S
 
 
 async def test_a_silent_controller_is_not_taken_for_a_lost_ray(
@@ -23,7 +23,7 @@ async def test_a_silent_controller_is_not_taken_for_a_lost_ray(
 ) -> None:
     """Ray is heard of once a look is over, and by when that look began.
 
-    Break: workers/ray_child.py: wait as long for the status as a claim does (30 s).
+    Break: workers/job/ray_child.py: wait as long for the status as a claim does (30 s).
     """
     limits: list[float] = []
 

@@ -16,11 +16,12 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from rl import actors
 from rl.errors import RayUnreachable
-from workers import cli, temporal
-from workers.cli_output import EXIT_NOT_REACHABLE
+from workers import temporal
+from workers.cli import app as cli
+from workers.cli.output import EXIT_NOT_REACHABLE
+from workers.config.settings import load_settings
 from workers.errors import NotRunning
-from workers.settings import load_settings
-from workers.stack import Stack
+from workers.stack.stack import Stack
 
 
 @pytest.fixture

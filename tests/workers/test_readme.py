@@ -16,9 +16,9 @@ from gym.agent.gymnasium_server import GymnasiumAgentSettings
 from gym.environments.gymnasium_server import GymnasiumServerSettings
 from gym.model.server import ModelServerSettings
 from gym.server.settings import settings_from_command_line
-from workers.cli import app
-from workers.gym_servers import environment
-from workers.settings import load_settings
+from workers.cli.app import app
+from workers.config.gym_servers import environment
+from workers.config.settings import load_settings
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", "CONTRIBUTING.md"]

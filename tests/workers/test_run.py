@@ -14,16 +14,18 @@ import pytest
 from rl.snapshots import incarnations
 from tests.workers.conftest import Began
 from tests.workers.test_supervision import seen, sighting, status
-from workers import cli, cli_run, job_runs
-from workers.chronicle import LastSave
-from workers.cli_output import EXIT_OK, EXIT_REFUSED, EXIT_TERMINATED
+from workers.cli import app as cli
+from workers.cli import run as cli_run
+from workers.cli.output import EXIT_OK, EXIT_REFUSED, EXIT_TERMINATED
+from workers.config.settings import Settings
 from workers.errors import StackBusy
-from workers.job_sighting import JobSighting
-from workers.lookout import Lookout
-from workers.mending import Mender
-from workers.settings import Settings
-from workers.stack import Stack
-from workers.supervision import Seen
+from workers.job import commands as job_runs
+from workers.job.cluster_view import JobSighting
+from workers.job.restarts import Mender
+from workers.stack.stack import Stack
+from workers.supervisor.decide import Seen
+from workers.supervisor.event_log import LastSave
+from workers.supervisor.observe import Lookout
 
 LOG = Path(".turnpoint/logs/supervisor.log")
 
@@ -73,7 +75,7 @@ def test_a_start_that_died_before_it_was_through_is_no_job_that_runs(
 ) -> None:
     """Without a snapshot no restore could take it back. One by a workflow goes on by itself.
 
-    Break: workers/cli_run.py: go by whether the job is over.
+    Break: workers/cli/run.py: go by whether the job is over.
     """
     job_folder = tmp_path / ".turnpoint" / "snapshots" / "demo"
     for life in (1, 2):
@@ -94,7 +96,7 @@ def test_who_detaches_is_told_that_nobody_supervises_the_job(
     capsys: pytest.CaptureFixture[str],
     as_json: bool,
 ) -> None:
-    """Break: workers/cli_run.py: print the JSON to everybody."""
+    """Break: workers/cli/run.py: print the JSON to everybody."""
 
     async def begin(*_: Any, **__: Any) -> job_runs.Begun:
         return job_runs.Begun(incarnation=3, restored=None)
@@ -213,7 +215,7 @@ def terminated(look: list[JobSighting], monkeypatch: pytest.MonkeyPatch) -> Term
 def test_sigterm_while_a_process_is_started_again_stops_the_stack_all_the_same(
     terminated: Terminated, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its start holds the stack. Break: workers/cli_run.py: end with StackBusy, all left up."""
+    """Its start holds the stack. Break: workers/cli/run.py: end with StackBusy, all left up."""
     terminated.busy = 3
     assert cli.run(["run", "--json", "--down"]) == EXIT_TERMINATED
     assert json.loads(capsys.readouterr().out)["last_save"]["outcome"] == "published"
@@ -231,7 +233,7 @@ def test_a_stack_that_stays_busy_is_left_up_and_said_to_be(
 
 
 def test_the_last_save_is_made_where_the_stack_is_now(terminated: Terminated) -> None:
-    """It was killed and started again. Break: workers/cli_run.py: save at the first addresses."""
+    """It was killed and started again. Break: workers/cli/run.py: save at the first addresses."""
     assert cli.run(["run", "--json"]) == EXIT_TERMINATED
     assert terminated.now is not None
     assert terminated.saved_with == [terminated.now]

@@ -19,11 +19,11 @@ from gym.model.server import ModelServerSettings
 from gym.protocol import Kind
 from gym.server.settings import ServerSettings
 from rl.messages import SaveSettings
+from workers.config.gym_servers import GymServer
+from workers.config.origins import OTHERS
+from workers.config.settings import Settings, load_settings
 from workers.errors import SettingsError
-from workers.gym_servers import GymServer
-from workers.processes import NAME_MARK, STACK_MARK
-from workers.settings import Settings, load_settings
-from workers.settings_places import OTHERS
+from workers.stack.processes import NAME_MARK, STACK_MARK
 
 SECRET = "hunter2-very-secret"
 

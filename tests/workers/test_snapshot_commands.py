@@ -9,10 +9,10 @@ import pytest
 
 from rl.snapshots.folder import SnapshotFolder
 from tests.rl.folder_cases import FIRST, config_of, save, start_job
-from workers import cli
-from workers.cli_output import EXIT_FAILED, EXIT_NOT_REACHABLE, EXIT_OK, EXIT_REFUSED, EXIT_USAGE
-from workers.ray_side import RayCallFailed
-from workers.stack import Stack
+from workers.cli import app as cli
+from workers.cli.output import EXIT_FAILED, EXIT_NOT_REACHABLE, EXIT_OK, EXIT_REFUSED, EXIT_USAGE
+from workers.job.ray_client import RayCallFailed
+from workers.stack.stack import Stack
 
 
 @pytest.fixture

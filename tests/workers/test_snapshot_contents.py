@@ -14,7 +14,7 @@ from rl.records.recovery_ledger import RolloutRecord, Run, RunState
 from rl.snapshots.folder import Reserved
 from rl.snapshots.manifest import SnapshotManifest
 from tests.rl.folder_cases import manifest_of, topology, write_files
-from workers.snapshot_contents import rollouts_in
+from workers.cli.snapshot_contents import rollouts_in
 
 SHA = "0" * 64
 LINES = "gym/simple_agent/continuations.jsonl"

@@ -14,12 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from workers import stack_parts
+from workers.config.settings import Settings, load_settings
 from workers.errors import PortInUse, ProcessFailed, Refused, StackBusy, Stopped
-from workers.ports import HOST
-from workers.processes import marked, names_left
-from workers.settings import Settings, load_settings
-from workers.stack import Stack
+from workers.stack import process_specs as stack_parts
+from workers.stack.ports import HOST
+from workers.stack.processes import marked, names_left
+from workers.stack.stack import Stack
 
 PART = {"temporal", "ray"}
 
@@ -75,7 +75,7 @@ def test_who_waits_for_a_process_can_let_go_of_the_stack(
 ) -> None:
     """`turnpoint run` ends within its grace period, and a `down` gets the stack.
 
-    Break: workers/stack.py: wait until all is ready, up to `ready_timeout_s`.
+    Break: workers/stack/stack.py: wait until all is ready, up to `ready_timeout_s`.
     """
     words = [sys.executable, "-c", "import time; time.sleep(100)"]
     monkeypatch.setattr(stack_parts.temporal_server, "command", lambda *_: words)

@@ -16,8 +16,8 @@ from rl.messages import (
     ControllerStatus,
     JoinedServer,
 )
-from workers.job_sighting import JobSighting
-from workers.supervision import (
+from workers.job.cluster_view import JobSighting
+from workers.supervisor.decide import (
     SILENT_S,
     UNHEARD_S,
     UNREACHABLE_S,

@@ -14,17 +14,18 @@ import pytest
 from activities.contract import RestoreResult
 from rl.messages import Workload
 from tests.workers.test_supervision import GYM, WELL, seen, sighting, status
-from workers import job_runs, supervisor
-from workers.chronicle import Chronicle
+from workers.config.settings import Settings, load_settings
 from workers.errors import NotRunning, ProcessFailed, Stopped
-from workers.lookout import Lookout
-from workers.mending import Mender
-from workers.ray_side import JobWatch
-from workers.settings import Settings, load_settings
-from workers.stack import Stack
-from workers.supervision import UNHEARD_S, Seen
-from workers.supervisor import GIVE_UP_AFTER, GivenUp, Supervisor, backoff_s
-from workers.workflow_runs import WorkflowFailed
+from workers.job import commands as job_runs
+from workers.job.ray_client import JobWatch
+from workers.job.restarts import Mender
+from workers.job.workflows import WorkflowFailed
+from workers.stack.stack import Stack
+from workers.supervisor import supervisor
+from workers.supervisor.decide import UNHEARD_S, Seen
+from workers.supervisor.event_log import Chronicle
+from workers.supervisor.observe import Lookout
+from workers.supervisor.supervisor import GIVE_UP_AFTER, GivenUp, Supervisor, backoff_s
 
 LOST = seen(gone={"counter"})
 FINISHED = seen(job=sighting(status("finished", incarnation=9)))
@@ -135,7 +136,8 @@ async def test_a_save_that_publishes_while_the_job_is_brought_back_is_restored(
 ) -> None:
     """A server dies while the first save of the job is being published.
 
-    Break: workers/supervisor.py: go by what was on disk when the loss was noticed; all is lost.
+    Break: workers/supervisor/supervisor.py: go by what was on disk when the loss was noticed; all
+    is lost.
     """
     given.has_snapshot = False
 
@@ -170,7 +172,8 @@ async def test_what_is_left_of_a_lost_life_does_not_count_as_a_success(
 ) -> None:
     """Its server cannot be started, and its controller answers, finishing rollouts of others.
 
-    Break: workers/supervisor.py: begin to count again at each answer; no wait, and no end of it.
+    Break: workers/supervisor/supervisor.py: begin to count again at each answer; no wait, and no
+    end of it.
     """
     monkeypatch.setattr(supervisor, "STEADY_S", 60 if finished else 0)
     tries = 0

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from workers.cli import app
-from workers.cli_output import EXIT_TERMINATED, EXIT_USAGE
+from workers.cli.app import app
+from workers.cli.output import EXIT_TERMINATED, EXIT_USAGE
 
 UNIT = Path(__file__).parents[2] / "docker" / "turnpoint.service"
 

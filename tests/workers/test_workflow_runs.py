@@ -12,11 +12,13 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities.contract import PhaseReport, Progress, SaveInput, SaveOutcome, SaveResult
 from rl.messages import Workload
-from workers import job_runs, ray_side, workflow_runs
-from workers.cli_output import EXIT_FAILED, EXIT_REFUSED
+from workers.cli.output import EXIT_FAILED, EXIT_REFUSED
+from workers.config.settings import Settings, load_settings
 from workers.errors import NotRunning, TemporalRefused, WorkerRoomError
-from workers.settings import Settings, load_settings
-from workers.workflow_runs import WorkflowFailed, follow, start
+from workers.job import commands as job_runs
+from workers.job import ray_client as ray_side
+from workers.job import workflows as workflow_runs
+from workers.job.workflows import WorkflowFailed, follow, start
 
 
 class Ended:
@@ -48,7 +50,7 @@ class Ended:
 async def test_who_follows_is_told_how_a_workflow_was_ended_and_why(
     cause: FailureError, code: str, said: str
 ) -> None:
-    """Break: workers/workflow_runs.py: leave the reason out."""
+    """Break: workers/job/workflows.py: leave the reason out."""
     with pytest.raises(WorkflowFailed) as caught:
         await follow(Ended(cause), SaveResult, lambda _: None)  # type: ignore[arg-type]
     assert caught.value.code == code
@@ -69,14 +71,14 @@ class OutOfReach(Ended):
 
 
 async def test_a_temporal_that_is_restarted_ends_no_following() -> None:
-    """The SDK gives up after 5 to 10 s. Break: workers/workflow_runs.py: let its error rise."""
+    """The SDK gives up after 5 to 10 s. Break: workers/job/workflows.py: let its error rise."""
     statuses = [RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED]
     result = await follow(OutOfReach(*statuses), SaveResult, lambda _: None)  # type: ignore[arg-type]
     assert result.outcome is SaveOutcome.PUBLISHED
 
 
 async def test_a_temporal_that_has_lost_the_workflow_is_a_typed_error() -> None:
-    """Break: workers/workflow_runs.py: wait on for what will not come, or let an RPCError rise."""
+    """Break: workers/job/workflows.py: wait on for what will not come, or let an RPCError rise."""
     handle = OutOfReach(RPCStatusCode.NOT_FOUND)
     with pytest.raises(TemporalRefused, match="NOT_FOUND") as caught:
         await follow(handle, SaveResult, lambda _: None)  # type: ignore[arg-type]
@@ -93,7 +95,7 @@ async def test_nobody_waits_for_ever_for_a_temporal_that_stays_away(
 
 
 async def test_a_start_that_temporal_does_not_take_is_a_typed_error() -> None:
-    """A supervisor tries again after it. Break: workers/workflow_runs.py: let the RPCError rise."""
+    """A supervisor tries again after it. Break: workers/job/workflows.py: let the RPCError rise."""
 
     class Away:
         async def start_workflow(self, *_: Any, **__: Any) -> None:
@@ -106,7 +108,7 @@ async def test_a_start_that_temporal_does_not_take_is_a_typed_error() -> None:
 async def test_a_job_that_began_is_no_untyped_error_for_its_schedule(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who supervises adopts the job then. Break: workers/job_runs.py: let the RPCError rise."""
+    """Who supervises adopts the job then. Break: workers/job/commands.py: let the RPCError rise."""
 
     async def begun(*_: Any, **__: Any) -> Any:
         return 2
@@ -146,9 +148,9 @@ async def test_a_failure_is_a_refusal_only_if_nothing_had_been_done(
     incarnation: int | None,
     refused: bool,
 ) -> None:
-    """Exit code 3 says that a job was left as it was. Break: workers/job_runs.py: go by the type.
+    """Exit code 3 says that a job was left as it was. Break: workers/job/commands.py.
 
-    A disk that gets full in the pause, or a restore that has ended the old job, was no refusal.
+    Go by the type.  A disk that gets full in the pause, or a restore that has ended the old job, was no refusal.
     """
     reports = [PhaseReport(phase=phase, ms=1) for phase in done]
     ended = Ended(

@@ -1,0 +1,1 @@
+"""Configuration, secrets and the list of Gym servers."""

@@ -1,0 +1,318 @@
+"""Beginning, saving, restoring and following a job: what `run`, `save` and `restore` do.
+
+A local stack's Gym servers are restarted here where the job needs them in another phase than
+they are in (awaiting a restore, or closed for a new line): a workflow cannot do that. It happens
+only after the new incarnation was claimed, and only while its start or restore waits for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+from temporalio.client import Client, WorkflowHandle
+
+from activities.contract import (
+    Progress,
+    PruneInput,
+    PruneResult,
+    RestoreInput,
+    RestoreResult,
+    SaveInput,
+    SaveResult,
+)
+from activities.schedule import set_schedule
+from gym.protocol import Phase
+from rl.errors import NoSnapshot, RayUnreachable
+from rl.messages import ControllerStatus, JobConfig, Workload
+from rl.snapshots.folder import SnapshotFolder
+from rl.snapshots.one_job import stands_in_the_way
+from workers.config.settings import Settings
+from workers.errors import NotRunning, Refused
+from workers.job import ray_client as ray_side
+from workers.job.restarts import Mender
+from workers.job.status import controller_status
+from workers.job.workflows import (
+    Shown,
+    WorkflowFailed,
+    follow,
+    progress_of,
+    start,
+    workflow_id,
+)
+from workers.stack.stack import Stack
+from workers.temporal import connect, typed_refusals
+
+Result = TypeVar("Result", bound=BaseModel)
+Started = Callable[[str], None]
+
+FOLLOW_EVERY_S = 0.5
+REFUSALS = {
+    *("unchanged", "weights_syncing", "checkpoint_running", "restore_not_finished"),
+    *("data_plane_busy", "no_space", "server_unfit", "job_finished", "job_alive"),
+}
+"""Failure types that say "not now" rather than "it went wrong": exit code 3, unless something
+had been done by then."""
+
+
+def _nobody(workflow_id: str) -> None:
+    """Nobody wants to know."""
+
+
+class NotNow(Refused):
+    """A workflow that the controller refused; `reason` is its stable code.
+
+    Args:
+        reason: One of `REFUSALS`.
+        message: The sentence.
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        """Keep the code: some refusals pass."""
+        super().__init__(message)
+        self.reason = reason
+        self.code = reason  # type: ignore[misc]
+
+
+class Begun(BaseModel):
+    """How a job began."""
+
+    model_config = ConfigDict(frozen=True)
+
+    incarnation: int
+    restored: RestoreResult | None
+    """None: it began from the start."""
+
+
+async def begin(
+    settings: Settings,
+    workload: Workload,
+    *,
+    fresh: bool,
+    shown: Shown,
+    replace: bool = False,
+    mender: Mender | None = None,
+) -> Begun:
+    """Start the job, from the newest snapshot of its line unless `fresh` or there is none.
+
+    Args:
+        settings: Of the job.
+        workload: What a fresh start rolls out.
+        fresh: Start a new line even if there are snapshots.
+        shown: Told the phases of a restore.
+        replace: End a life of the job that still answers.
+        mender: Of the caller, if it has one: two would get in each other's way.
+
+    Raises:
+        Refused: A live job is in the way, and `replace` was not asked for.
+        RayCallFailed: The start failed.
+        WorkflowFailed: The restore failed.
+        NotRunning, TemporalRefused: Temporal does not answer; the job may have begun.
+    """
+    config = settings.job_config()
+    mender = mender or Mender(settings)
+    if has_snapshot_on_line(config) and not fresh:
+        given = RestoreInput(job_id=config.job_id, replace=replace)
+        restored = await restore(settings, given, shown, mender=mender)
+        begun = Begun(incarnation=restored.incarnation, restored=restored)
+    else:
+
+        async def claimed(incarnation: int) -> None:
+            await mender.bring_gym_into(Phase.CLOSED, incarnation)
+
+        incarnation = await ray_side.start_fresh(
+            settings,
+            workload,
+            replace=replace,
+            claimed=claimed,
+        )
+        begun = Begun(incarnation=incarnation, restored=None)
+    client = await connect(settings)
+    with typed_refusals():
+        await set_schedule(client, config.job_id, settings.snapshot_attempt_interval_s)
+    return begun
+
+
+def has_snapshot_on_line(config: JobConfig) -> bool:
+    """Whether the job's current line has a snapshot, intact or not."""
+    try:
+        return bool(SnapshotFolder(config).candidates("latest"))
+    except NoSnapshot:
+        return False
+
+
+async def save(
+    settings: Settings,
+    given: SaveInput,
+    shown: Shown,
+    started: Started = _nobody,
+) -> SaveResult:
+    """Run `SaveSnapshot` and follow it.
+
+    Args:
+        settings: Of the job.
+        given: Input of the workflow.
+        shown: Told its phases.
+        started: Told its id once Temporal has it: from here it goes on by itself.
+
+    Raises:
+        Refused: The controller refuses a save now.
+        WorkflowFailed: It failed.
+    """
+    client = await connect(settings)
+    id = workflow_id(given.job_id, "save", given.name)
+    handle = await start(client, "SaveSnapshot", given, id)
+    started(id)
+    return await _telling_refusals(handle, follow(handle, SaveResult, shown))
+
+
+async def prune(settings: Settings, given: PruneInput, shown: Shown) -> PruneResult:
+    """Run `PruneSnapshots` and follow it.
+
+    Raises:
+        Refused: A restore is under way.
+        WorkflowFailed: It failed.
+    """
+    client = await connect(settings)
+    handle = await start(client, "PruneSnapshots", given, workflow_id(given.job_id, "prune"))
+    return await _telling_refusals(handle, follow(handle, PruneResult, shown))
+
+
+async def restore(
+    settings: Settings,
+    given: RestoreInput,
+    shown: Shown,
+    *,
+    started: Started = _nobody,
+    mender: Mender | None = None,
+) -> RestoreResult:
+    """Run `RestoreSnapshot` and follow it.
+
+    A local stack's Gym servers that do not await a restore are restarted for it, while it waits
+    for its servers: before that nothing of a live job is touched, and after it they are the live
+    job's, however late this command looks.
+
+    Args:
+        settings: Of the job.
+        given: Input of the workflow.
+        shown: Told its phases.
+        started: As in `save`.
+        mender: As in `begin`.
+
+    Raises:
+        Refused: A live job is in the way, and `replace` was not asked for.
+        WorkflowFailed: It failed.
+    """
+    client: Client = await connect(settings)
+    id = workflow_id(given.job_id, "restore")
+    handle = await start(client, "RestoreSnapshot", given, id)
+    started(id)
+    mender = mender or Mender(settings)
+    waits: asyncio.Queue[int] = asyncio.Queue()
+
+    def looked(progress: Progress) -> None:
+        shown(progress)
+        incarnation = _waits_for_servers(progress)
+        if incarnation is not None and waits.empty():
+            waits.put_nowait(incarnation)
+
+    async def still_waits() -> bool:
+        progress = await progress_of(handle)
+        return progress is not None and _waits_for_servers(progress) is not None
+
+    following = asyncio.create_task(
+        _telling_refusals(handle, follow(handle, RestoreResult, looked)), name="follow-restore"
+    )
+    try:
+        brought = False
+        while not brought and (incarnation := await _next(waits, following)) is not None:
+            brought = await mender.bring_gym_into(
+                Phase.AWAITING_RESTORE, incarnation, wanted=still_waits
+            )
+        return await following
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+
+async def _next(waits: asyncio.Queue[int], following: asyncio.Task[Any]) -> int | None:
+    """The next that is put into the queue; None once the task is over."""
+    asking = asyncio.ensure_future(waits.get())
+    try:
+        await asyncio.wait({asking, following}, return_when=asyncio.FIRST_COMPLETED)
+        return None if following.done() else asking.result()
+    finally:
+        asking.cancel()
+
+
+def _waits_for_servers(progress: Progress) -> int | None:
+    """The incarnation that a restore has claimed, while it waits for its Gym servers."""
+    return progress.incarnation if progress.phase == "discover_capabilities" else None
+
+
+async def follow_job(
+    settings: Settings, shown: Callable[[ControllerStatus], None]
+) -> ControllerStatus:
+    """Look at the job until it is over.
+
+    Returns:
+        The controller's last status.
+
+    Raises:
+        NotRunning: The controller has gone: the job ended without an end.
+    """
+    config = settings.job_config()
+    while True:
+        now = await controller_status(settings, config)
+        if now is None:
+            raise NotRunning(
+                "the job's controller is gone; `turnpoint restore` brings the job back from its "
+                "newest snapshot (after `turnpoint down` and `turnpoint up` if processes died)"
+            )
+        shown(now)
+        if now.state.is_over:
+            return now
+        await asyncio.sleep(FOLLOW_EVERY_S)
+
+
+async def demand_no_job(settings: Settings) -> None:
+    """Refuse while the job lives. Joins Ray.
+
+    Raises:
+        Refused: It does.
+        NotRunning: The cluster does not answer because the stack is down.
+        RayUnreachable: It does not answer at the address that is named.
+    """
+    config = settings.job_config()
+    try:
+        now = await controller_status(settings, config)
+    except RayUnreachable as error:
+        Stack(settings).refuse_if_down()
+        raise RayUnreachable(f"{error.message} (ray_address: {settings.ray_address})") from None
+    if now is not None and stands_in_the_way(config.job_folder, now):
+        raise Refused(
+            f"job {now.job_id} runs already as incarnation {now.incarnation}; `turnpoint restore "
+            "--replace` takes it back to the snapshot, `turnpoint down` ends it with its stack, "
+            "`turnpoint save` saves it first"
+        )
+
+
+async def _telling_refusals(
+    handle: WorkflowHandle[Any, Any], following: Coroutine[Any, Any, Result]
+) -> Result:
+    try:
+        return await following
+    except WorkflowFailed as error:
+        if error.type in REFUSALS and not _had_begun(await progress_of(handle)):
+            raise NotNow(error.type, str(error)) from None
+        raise
+
+
+def _had_begun(progress: Progress | None) -> bool:
+    """Whether a workflow that failed was past its first step: the pause, or a claimed job.
+
+    The same type may come from either: a disk is full before the pause, and in it.
+    """
+    return progress is not None and (progress.incarnation is not None or len(progress.done) > 1)

@@ -1,0 +1,76 @@
+"""Following a job to its end, across restores, without taking part in it.
+
+Guarantees: nothing is changed; the death of Ray does not end the looking on. A job that is lost
+is waited for: somebody may be bringing it back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from rl.messages import ControllerStatus, JobPhase
+from workers.config.settings import Settings
+from workers.errors import NotRunning
+from workers.job.ray_client import JobWatch
+from workers.job.status import being_raised
+
+LOOK_EVERY_S = 0.5
+FIRST_LOOK_S = 30.0
+"""The process that looks into Ray imports torch first."""
+
+
+async def follow_to_the_end(
+    settings: Settings,
+    shown: Callable[[ControllerStatus], None],
+    told: Callable[[str], None],
+) -> ControllerStatus:
+    """Look at the job until it has finished.
+
+    Args:
+        settings: Of the job. One that is lost, or is being restored at the first look, is waited
+            for during `restore_wait_s`.
+        shown: Told each status.
+        told: Told in a line that it is waited for, and that it lives again.
+
+    Returns:
+        The last status: finished, or failed and brought back by nobody.
+
+    Raises:
+        NotRunning: There is no live job, or no longer.
+    """
+    last: ControllerStatus | None = None
+    lost_since: float | None = None
+    began = time.monotonic()
+    async with JobWatch(settings) as watch:
+        while True:
+            seen = watch.seen
+            now = seen.controller if seen is not None else None
+            if now is not None and now.state is not JobPhase.FAILED:
+                if lost_since is not None:
+                    told(f"it lives again, as incarnation {now.incarnation}")
+                last, lost_since = now, None
+                shown(now)
+                if now.state is JobPhase.FINISHED:
+                    return now
+            elif last is None and lost_since is None:
+                if seen is not None or time.monotonic() - began > FIRST_LOOK_S:
+                    raised = being_raised(settings.snapshot_place().job_folder)
+                    if raised is None:
+                        raise NotRunning("no job is running; `turnpoint run` starts or restores it")
+                    lost_since = time.monotonic()
+                    told(f"{raised}; waiting {settings.restore_wait_s:g} s for it")
+            elif seen is not None and seen.silent:
+                pass  # it is there
+            elif lost_since is None:
+                lost_since = time.monotonic()
+                last = now or last
+                told(f"lost; waiting {settings.restore_wait_s:g} s for a restore")
+            elif time.monotonic() - lost_since > settings.restore_wait_s:
+                if now is not None:
+                    return now
+                raise NotRunning(
+                    "the job is gone and nobody has brought it back; `turnpoint run` does"
+                )
+            await asyncio.sleep(LOOK_EVERY_S)

@@ -1,0 +1,142 @@
+"""`python -m workers.job.ray_child`.
+
+What a supervising command does in Ray, in a process of its own.  A driver dies with its cluster (Ray ends the process when the GCS is gone), and `turnpoint run` has to outlive it. So it never joins Ray itself: it starts this program, configured by environment as every process of the stack is.  - `watch`: one `JobSighting` a line, until nobody reads any more. - `start-fresh [--replace]`: starts the job; the first line of its input is the `Workload`. It prints `Claimed` once the incarnation is, and goes on after a second line. - `start-stateless K`: the generation endpoint and NemoGym of incarnation K again.  Guarantees: the last line it prints is JSON; nothing of a rollout is in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+import uuid
+
+from pydantic import BaseModel
+
+from gym.client import GymClient
+from gym.protocol import DeadlineExceeded, TurnpointError
+from rl import job
+from rl.actors import call
+from rl.errors import ActorLost, RayUnreachable
+from rl.messages import SINGLE_CONTROLLER, JobConfig, JoinedServer, Workload
+from workers.config.key_files import read_secret
+from workers.config.settings import Settings, load_settings
+from workers.errors import WorkerRoomError
+from workers.job.cluster_view import Claimed, FreshStart, JobSighting
+
+LOOK_EVERY_S = 0.5
+STATUS_LIMIT_S = 10.0
+"""A look that waits longer shows for so long neither that the controller is silent nor that Ray
+answers; a supervisor would take Ray for lost (`supervision.UNREACHABLE_S`)."""
+SERVERS_LIMIT_S = 5.0
+
+
+async def watch(config: JobConfig) -> None:
+    """Print what is seen, again and again."""
+    joined: tuple[int, list[JoinedServer]] | None = None
+    while True:
+        seen, joined = await look(config, joined)
+        _print(seen)
+        await asyncio.sleep(LOOK_EVERY_S)
+
+
+async def look(
+    config: JobConfig, joined: tuple[int, list[JoinedServer]] | None = None
+) -> tuple[JobSighting, tuple[int, list[JoinedServer]] | None]:
+    """Look once.
+
+    Args:
+        config: The job's.
+        joined: The servers of an incarnation, as the look before has answered: they stay the
+            same for as long as it lives.
+    """
+    at = time.monotonic()
+    try:
+        actors = await job.named_actors()
+        status = await job.alive(config, STATUS_LIMIT_S)
+        if status is None or status.job_id != config.job_id:
+            other = status.job_id if status is not None else None
+            return JobSighting(at=at, reachable=True, actors=actors, other_job=other), None
+        if joined is None or joined[0] != status.incarnation:
+            servers = await call(
+                SINGLE_CONTROLLER, "servers", status.incarnation, limit_s=SERVERS_LIMIT_S
+            )
+            joined = (status.incarnation, servers)
+    except RayUnreachable:
+        return JobSighting(at=at, reachable=False), None
+    except ActorLost:  # it has died between two questions: the next look says so
+        return JobSighting(at=at, reachable=True), None
+    except DeadlineExceeded:
+        return JobSighting(at=at, reachable=True, silent=True), joined
+    seen = JobSighting(
+        at=at,
+        reachable=True,
+        controller=status,
+        servers=joined[1],
+        actors=actors,
+        missing=[name for name in job.data_plane_actors(config) if name not in actors],
+    )
+    return seen, joined
+
+
+async def start_fresh(settings: Settings, *, replace: bool) -> FreshStart:
+    """Start the job at its first prompt, told by the other side when its servers are ready."""
+    workload = Workload.model_validate_json(await _line())
+
+    async def claimed(incarnation: int) -> None:
+        _print(Claimed(claimed=incarnation))
+        await _line()
+
+    owner = {"run_id": str(uuid.uuid4()), "started_by": "turnpoint run"}
+    try:
+        async with GymClient(read_secret(settings)) as gym:
+            incarnation = await job.start_fresh(
+                settings.job_config(), workload, owner, gym, replace=replace, claimed=claimed
+            )
+    except (TurnpointError, WorkerRoomError) as error:
+        return FreshStart(code=error.code, message=str(error))
+    return FreshStart(incarnation=incarnation)
+
+
+async def start_stateless(config: JobConfig, incarnation: int) -> FreshStart:
+    """Start the actors that hold no state again."""
+    try:
+        await job.start_stateless(config, incarnation)
+    except TurnpointError as error:
+        return FreshStart(code=error.code, message=str(error))
+    return FreshStart(incarnation=incarnation)
+
+
+async def _line() -> str:
+    line: str = await asyncio.to_thread(sys.stdin.readline)
+    if not line:
+        raise EOFError("the command that started this has gone")
+    return line
+
+
+def _print(answer: BaseModel) -> None:
+    print(json.dumps(answer.model_dump(mode="json")), flush=True)
+
+
+async def main(words: list[str]) -> None:
+    """Do what the words say."""
+    settings = load_settings()
+    config = settings.job_config()
+    if words == ["watch"]:
+        await watch(config)
+    elif words[:1] == ["start-fresh"]:
+        _print(await start_fresh(settings, replace="--replace" in words))
+    elif words[:1] == ["start-stateless"]:
+        _print(await start_stateless(config, int(words[1])))
+    else:
+        raise SystemExit(f"unknown: {' '.join(words)}")
+
+
+if __name__ == "__main__":
+    try:
+        asyncio.run(main(sys.argv[1:]))
+    except (BrokenPipeError, EOFError):
+        os._exit(0)  # nobody reads: the command that started this has ended
+    sys.stdout.flush()
+    os._exit(0)  # Ray's own shutdown takes seconds, and can abort

@@ -1,0 +1,167 @@
+"""Where a job stands, asked from outside: its controller, its Gym servers, its folder."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from gym.client import GymClient
+from gym.protocol import Capabilities, Phase, TurnpointError, Unauthorized
+from rl.messages import ControllerStatus, JobConfig, ServerConfig
+from rl.snapshots import incarnations
+from rl.snapshots.folder import SnapshotFolder
+from workers.config import gym_servers
+from workers.config.key_files import read_secret
+from workers.config.settings import Settings
+from workers.errors import SettingsError
+from workers.stack import ray_head
+
+_NO_SUCH_ROUTE = 404
+
+
+class JobView(BaseModel):
+    """What `turnpoint status` shows of a job."""
+
+    model_config = ConfigDict(frozen=True)
+
+    job_id: str
+    incarnation: int
+    """The newest on disk; 0 if the job never lived."""
+    controller: ControllerStatus | None
+    """None: it does not answer; there is no live job."""
+    phases: dict[str, Phase | None]
+    """Phase of each Gym server; None: it does not answer."""
+    snapshots: list[str]
+    """Newest first."""
+    problems: dict[str, str] = {}
+    """Why a Gym server has no phase, by name: the error's code, and what to do."""
+    being_raised: str | None = None
+    """Which incarnation somebody is bringing to life, in words."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a controller works on the job."""
+        return self.controller is not None and not self.controller.state.is_over
+
+    def sentence(self) -> str:
+        """One line for a person."""
+        controller = self.controller
+        if self.being_raised is not None and not self.is_alive:
+            return (
+                f"job {self.job_id}: {self.being_raised}; `turnpoint status --follow` waits for "
+                "it. If nobody works on it any more, `turnpoint run` begins the next one"
+            )
+        if controller is None:
+            newest = self.snapshots[0] if self.snapshots else "none"
+            return f"job {self.job_id}: not running; newest snapshot: {newest}"
+        state = (controller.checkpoint_id and "saving") or controller.state
+        return (
+            f"job {self.job_id}, incarnation {controller.incarnation}: {state}, "
+            f"{controller.finished} of {controller.rollouts_total} finished, "
+            f"{controller.running} running, {controller.failed} failed"
+        )
+
+
+def being_raised(job_folder: Path) -> str | None:
+    """`incarnation k is being restored`: claimed, and without a line of its own yet."""
+    number = incarnations.not_begun(job_folder)
+    if number is None:
+        return None
+    by_workflow = "workflow_id" in incarnations.owner(job_folder, number)
+    return f"incarnation {number} is being {'restored' if by_workflow else 'started'}"
+
+
+def use_ray_of(settings: Settings) -> None:
+    """Make this process a future driver of the configured cluster, and of no other.
+
+    To be called before Ray is imported: it reads the environment then.
+
+    Raises:
+        SettingsError: No cluster is configured.
+    """
+    if settings.ray_address is None:
+        raise SettingsError("ray_address: not set; start the stack with `turnpoint up`")
+    os.environ.update(ray_head.environment(settings.ray_address))
+    # Its connecting is no news on a terminal, nor that it sets no signal handler in a thread.
+    logging.getLogger("ray._private.worker").setLevel(logging.ERROR)
+
+
+def look_at_job(
+    settings: Settings, *, with_controller: bool = True, with_servers: bool = True
+) -> JobView:
+    """Ask everybody once. Blocks; what does not answer is None.
+
+    Args:
+        settings: Of the job.
+        with_controller: Ask the controller too (needs a Ray cluster that answers).
+        with_servers: Ask the Gym servers too.
+    """
+    return asyncio.run(_look(settings, with_controller, with_servers))
+
+
+async def _look(settings: Settings, with_controller: bool, with_servers: bool) -> JobView:
+    config = settings.job_config()
+    controller = await controller_status(settings, config) if with_controller else None
+    found: dict[str, Capabilities | None] = {server.name: None for server in config.servers}
+    problems: dict[str, str] = {}
+    if with_servers:
+        found, problems = await _gym_capabilities(settings, config)
+    return JobView(
+        job_id=config.job_id,
+        incarnation=incarnations.newest(config.job_folder),
+        being_raised=being_raised(config.job_folder) if with_controller else None,
+        controller=controller,
+        phases={name: answer.phase if answer else None for name, answer in found.items()},
+        problems=problems,
+        snapshots=SnapshotFolder(config).snapshots(),
+    )
+
+
+async def controller_status(settings: Settings, config: JobConfig) -> ControllerStatus | None:
+    """The controller's own status; None if there is no controller of this job."""
+    use_ray_of(settings)
+    from rl import job
+
+    return await job.alive(config)
+
+
+async def gym_capabilities(settings: Settings, config: JobConfig) -> dict[str, Capabilities | None]:
+    """What each Gym server says it is, by name; None of one that does not answer."""
+    found, _ = await _gym_capabilities(settings, config)
+    return found
+
+
+async def _gym_capabilities(
+    settings: Settings, config: JobConfig
+) -> tuple[dict[str, Capabilities | None], dict[str, str]]:
+    async with GymClient(read_secret(settings)) as gym:
+        answers = await asyncio.gather(
+            *(gym.capabilities(server.url, server.name) for server in config.servers),
+            return_exceptions=True,
+        )
+    found: dict[str, Capabilities | None] = {}
+    problems: dict[str, str] = {}
+    for server, answer in zip(config.servers, answers, strict=True):
+        if isinstance(answer, TurnpointError):
+            found[server.name] = None
+            if answer.details.get("http") != _NO_SUCH_ROUTE:  # an unmodified server has none
+                owned = server.name in gym_servers.started(settings.servers)
+                what = _next(answer, server, owned)
+                problems[server.name] = f"{answer.code}: {answer.message}; {what}"
+        elif isinstance(answer, BaseException):
+            raise answer
+        else:
+            found[server.name] = answer
+    return found, problems
+
+
+def _next(error: TurnpointError, server: ServerConfig, owned: bool) -> str:
+    if isinstance(error, Unauthorized):
+        return "it was started with another token than this command has: restart it, or give its"
+    if owned:
+        return f"look at `turnpoint logs {server.name}` and who listens at {server.url}"
+    return f"the stack does not start it (it has no `command`): look who listens at {server.url}"

@@ -1,0 +1,1 @@
+"""The local stack: every process that a job needs on one machine."""

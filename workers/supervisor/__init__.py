@@ -1,0 +1,1 @@
+"""Supervision of a job: observe, decide, act."""

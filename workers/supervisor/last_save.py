@@ -1,0 +1,81 @@
+"""The save that a SIGTERM to `turnpoint run` asks for: a preemption notice.
+
+Guarantees: it returns within the grace period and says what came of it. A save that has been
+started and has not ended by then goes on as a workflow, for as long as the machine does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from activities.contract import Progress, SaveInput, SaveOutcome
+from gym.protocol import TurnpointError
+from rl.snapshots.folder import SnapshotFolder
+from workers.config.settings import Settings
+from workers.errors import WorkerRoomError
+from workers.job import commands as job_runs
+from workers.job.workflows import Shown
+from workers.supervisor.event_log import LastSave
+
+PUBLISH = "publish_snapshot"
+_PAUSE_S = 0.3
+_PASSING = {"checkpoint_running", "data_plane_busy", "weights_syncing", "restore_not_finished"}
+"""Refusals that pass by themselves: a save that runs is waited for."""
+
+
+async def last_save(settings: Settings, grace_s: float, shown: Shown) -> LastSave:
+    """Save once more, within `grace_s` seconds; never raises for a save that fails."""
+    if grace_s <= 0:
+        return LastSave(outcome="none", reason="no time was granted for it (--grace-s)")
+    under_way, published = asyncio.Event(), asyncio.Event()
+
+    def looked(progress: Progress) -> None:
+        shown(progress)
+        if any(phase.phase == PUBLISH for phase in progress.done):
+            published.set()
+
+    try:
+        async with asyncio.timeout(grace_s):
+            return await _saved(settings, looked, under_way)
+    except TimeoutError:
+        if published.is_set():  # it only prunes, or opens again
+            return LastSave(outcome="published", snapshot=_newest(settings))
+        if not under_way.is_set():
+            return LastSave(
+                outcome="none",
+                snapshot=_newest(settings),
+                reason=f"no save could be started within {grace_s:g} s",
+            )
+        return LastSave(
+            outcome="not_finished",
+            snapshot=_newest(settings),
+            reason=f"it has not ended within {grace_s:g} s; it goes on in Temporal",
+        )
+
+
+async def _saved(settings: Settings, shown: Shown, under_way: asyncio.Event) -> LastSave:
+    given = SaveInput(job_id=settings.job_id)
+    while True:
+        try:
+            result = await job_runs.save(settings, given, shown, lambda _: under_way.set())
+        except (WorkerRoomError, TurnpointError) as error:
+            code = error.reason if isinstance(error, job_runs.NotNow) else error.code
+            if code in _PASSING:
+                under_way.clear()
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            if code == "unchanged":
+                return LastSave(
+                    outcome="unchanged",
+                    snapshot=_newest(settings),
+                    reason="nothing has changed since the newest snapshot",
+                )
+            return LastSave(outcome="failed", snapshot=_newest(settings), reason=str(error))
+        if result.outcome is SaveOutcome.PUBLISHED:
+            return LastSave(outcome="published", snapshot=result.snapshot)
+        return LastSave(outcome="none", snapshot=_newest(settings), reason=result.reason)
+
+
+def _newest(settings: Settings) -> str | None:
+    snapshots = SnapshotFolder(settings.job_config()).snapshots()
+    return snapshots[0] if snapshots else None
