@@ -52,7 +52,7 @@ async def test_at_most_max_inflight_rollouts_are_under_way(tmp_path: Path) -> No
 
 
 async def test_a_result_that_comes_again_makes_no_second_row(tmp_path: Path) -> None:
-    """Invariant 5. Break: rl/controller/rollout_pump.py: take over what nobody expects; seen red."""
+    """Invariant 5. Break: rl/controller/rollout_pump.py: take over the unexpected; seen red."""
     world = World(tmp_path)
     await world.start()
     result = world.gym.finish("p0_g0")
@@ -278,7 +278,7 @@ async def test_no_run_is_sent_while_admission_is_closed(tmp_path: Path) -> None:
 
 
 async def test_reservation_and_loader_place_move_together_under_a_cut(tmp_path: Path) -> None:
-    """Invariant 6. Break: rl/controller/rollout_pump.py: reserve outside of the barrier; seen red."""
+    """Invariant 6. Break: rl/controller/rollout_pump.py: reserve outside the barrier; seen red."""
     world = World(tmp_path)
     await world.controller.start_fresh(world.workload)
     async with world.controller.job.barrier.cut():

@@ -194,7 +194,7 @@ async def test_servers_that_have_joined_the_claimed_incarnation_are_never_restar
 
 
 async def test_a_workflow_that_does_not_answer_is_looked_at_again(given: Given) -> None:
-    """A worker that was killed is replaced. Break: workers/job/commands.py: act on one look alone."""
+    """Its worker was killed. Break: workers/job/commands.py: act on one look alone."""
     given.seen, given.now = [DISCOVERS, DISCOVERS], [None]
     await given.restore()
     assert given.restarted == [(NAMES_IN_ORDER, True)]

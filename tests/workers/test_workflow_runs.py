@@ -148,9 +148,9 @@ async def test_a_failure_is_a_refusal_only_if_nothing_had_been_done(
     incarnation: int | None,
     refused: bool,
 ) -> None:
-    """Exit code 3 says that a job was left as it was. Break: workers/job/commands.py.
+    """Exit code 3 says that a job was left as it was. Break: workers/job/commands.py: use the type.
 
-    Go by the type.  A disk that gets full in the pause, or a restore that has ended the old job, was no refusal.
+    A disk that gets full in the pause, or a restore that has ended the old job, was no refusal.
     """
     reports = [PhaseReport(phase=phase, ms=1) for phase in done]
     ended = Ended(

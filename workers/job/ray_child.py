@@ -1,6 +1,13 @@
 """`python -m workers.job.ray_child`.
 
-What a supervising command does in Ray, in a process of its own.  A driver dies with its cluster (Ray ends the process when the GCS is gone), and `turnpoint run` has to outlive it. So it never joins Ray itself: it starts this program, configured by environment as every process of the stack is.  - `watch`: one `JobSighting` a line, until nobody reads any more. - `start-fresh [--replace]`: starts the job; the first line of its input is the `Workload`. It prints `Claimed` once the incarnation is, and goes on after a second line. - `start-stateless K`: the generation endpoint and NemoGym of incarnation K again.  Guarantees: the last line it prints is JSON; nothing of a rollout is in it.
+What a supervising command does in Ray, in a process of its own.  A driver dies with its cluster
+(Ray ends the process when the GCS is gone), and `turnpoint run` has to outlive it. So it never
+joins Ray itself: it starts this program, configured by environment as every process of the stack
+is.  - `watch`: one `JobSighting` a line, until nobody reads any more. - `start-fresh [--replace]`:
+starts the job; the first line of its input is the `Workload`. It prints `Claimed` once the
+incarnation is, and goes on after a second line. - `start-stateless K`: the generation endpoint and
+NemoGym of incarnation K again.  Guarantees: the last line it prints is JSON; nothing of a rollout
+is in it.
 """
 
 from __future__ import annotations
