@@ -41,7 +41,7 @@ def create_gymnasium_agent_app(
 
 
 def main() -> None:
-    """Serve one agent server, configured by flags and `TURNPOINT_*`."""
+    """Serve one agent server, configured by flags and `TURNPOINT_SERVER_*`."""
     settings = settings_from_command_line(GymnasiumAgentSettings)
     serve(create_gymnasium_agent_app(settings), settings)
 

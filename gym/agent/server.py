@@ -130,7 +130,7 @@ def create_agent_app(
 
 
 def main() -> None:
-    """Serve one agent server, configured by flags and `TURNPOINT_*`."""
+    """Serve one agent server, configured by flags and `TURNPOINT_SERVER_*`."""
     settings = settings_from_command_line(AgentServerSettings)
     serve(create_agent_app(settings), settings)
 

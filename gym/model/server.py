@@ -120,7 +120,7 @@ async def model_request(request: Request) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Serve one model server, configured by flags and `TURNPOINT_*`."""
+    """Serve one model server, configured by flags and `TURNPOINT_SERVER_*`."""
     settings = settings_from_command_line(ModelServerSettings)
     serve(create_model_app(settings), settings)
 

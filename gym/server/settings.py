@@ -1,4 +1,4 @@
-"""Configuration of a Gym server: flags, then environment `TURNPOINT_*`, then defaults.
+"""Configuration of a Gym server: flags, then environment `TURNPOINT_SERVER_*`, then defaults.
 
 Guarantees: an error names the key and hides its value; a credential is never printed.
 """
@@ -16,12 +16,15 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gym.protocol.records import ServerName
 
+ENV_PREFIX = "TURNPOINT_SERVER_"
+"""Of a Gym server's variables. A server may add its own below it (`TURNPOINT_SERVER_MY_KEY`)."""
+
 
 class ServerSettings(BaseSettings):
     """What every Gym server is told."""
 
     model_config = SettingsConfigDict(
-        env_prefix="TURNPOINT_",
+        env_prefix=ENV_PREFIX,
         frozen=True,
         hide_input_in_errors=True,
         cli_kebab_case=True,

@@ -150,8 +150,8 @@ def test_a_token_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
 def test_flags_win_over_the_environment_and_errors_hide_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("TURNPOINT_PORT", "21998")
-    monkeypatch.setenv("TURNPOINT_SNAPSHOT_ROOT", str(tmp_path))
+    monkeypatch.setenv("TURNPOINT_SERVER_PORT", "21998")
+    monkeypatch.setenv("TURNPOINT_SERVER_SNAPSHOT_ROOT", str(tmp_path))
     read = settings_from_command_line(ServerSettings, ["--name", "x", "--expect_restore", "true"])
     assert (read.port, read.expect_restore, read.snapshot_root) == (21_998, True, tmp_path)
     read = settings_from_command_line(ServerSettings, ["--name=x", "--port", "21997"])

@@ -73,10 +73,10 @@ class Workers:
     @contextmanager
     def started(self, *command: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
         given = {
-            "TURNPOINT_NAME": "counter",
-            "TURNPOINT_PORT": str(self.port),
-            "TURNPOINT_SNAPSHOT_ROOT": str(self.root),
-            "TURNPOINT_CONTROL_TOKEN_FILE": str(self.root / "token"),
+            "TURNPOINT_SERVER_NAME": "counter",
+            "TURNPOINT_SERVER_PORT": str(self.port),
+            "TURNPOINT_SERVER_SNAPSHOT_ROOT": str(self.root),
+            "TURNPOINT_SERVER_CONTROL_TOKEN_FILE": str(self.root / "token"),
         }
         with self.log.open("wb") as log:
             process = subprocess.Popen(

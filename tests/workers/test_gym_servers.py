@@ -50,6 +50,8 @@ def test_a_server_with_a_command_is_a_part_of_the_stack_and_one_without_is_not(
 ) -> None:
     """Break: start none of those that the settings name."""
     monkeypatch.chdir(tmp_path)
+    for key, value in {"MY_KEY": "mine", "NAME": "another", "CONTROL_TOKEN": "another"}.items():
+        monkeypatch.setenv(f"TURNPOINT_SERVER_{key}", value)
     settings = settings_of(tmp_path / "state", TAXI, JUDGE, options={"taxi": {"seed": "7"}})
     found = parts_of(settings, expect_restore=True)
     assert {"taxi", "judge", "counter"} & found.keys() == {"taxi"}
@@ -57,18 +59,26 @@ def test_a_server_with_a_command_is_a_part_of_the_stack_and_one_without_is_not(
     assert taxi.command == ["python", "-m", "gym.environments.gymnasium_server", "--seed", "7"]
     assert taxi.folder == tmp_path
     assert taxi.url == "http://127.0.0.1:29001"
-    assert taxi.env["TURNPOINT_NAME"] == "taxi"
-    assert (taxi.env["TURNPOINT_HOST"], taxi.env["TURNPOINT_PORT"]) == ("127.0.0.1", "29001")
-    assert taxi.env["TURNPOINT_EXPECT_RESTORE"] == "true"
-    assert taxi.env["TURNPOINT_GENERATION_URL"].startswith("http://127.0.0.1:")
+    assert taxi.env["TURNPOINT_SERVER_NAME"] == "taxi"
+    assert (taxi.env["TURNPOINT_SERVER_HOST"], taxi.env["TURNPOINT_SERVER_PORT"]) == (
+        "127.0.0.1",
+        "29001",
+    )
+    assert taxi.env["TURNPOINT_SERVER_EXPECT_RESTORE"] == "true"
+    assert taxi.env["TURNPOINT_SERVER_GENERATION_URL"].startswith("http://127.0.0.1:")
+    assert taxi.env["TURNPOINT_SERVER_SNAPSHOT_ROOT"] == str(tmp_path / "state" / "snapshots")
+    token_file = str(tmp_path / "state" / "control_token")
+    assert taxi.env["TURNPOINT_SERVER_CONTROL_TOKEN_FILE"] == token_file
+    assert taxi.env["TURNPOINT_SERVER_MY_KEY"] == "mine"
+    assert "TURNPOINT_SERVER_CONTROL_TOKEN" not in taxi.env
     assert taxi.env["PATH"].startswith(str(Path(sys.executable).parent))
 
 
 def test_the_stacks_own_three_are_servers_of_the_same_kind(tmp_path: Path) -> None:
     found = parts_of(settings_of(tmp_path))
     for name in ("policy_model", "simple_agent", "counter"):
-        assert found[name].env["TURNPOINT_EXPECT_RESTORE"] == "false"
-        assert found[name].env["TURNPOINT_NAME"] == name
+        assert found[name].env["TURNPOINT_SERVER_EXPECT_RESTORE"] == "false"
+        assert found[name].env["TURNPOINT_SERVER_NAME"] == name
     assert "--model-url" in found["simple_agent"].command
 
 

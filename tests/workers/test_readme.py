@@ -72,7 +72,13 @@ def test_the_servers_that_the_readme_names_can_be_started(
     for server in servers:
         python, m, module, *flags = server.command
         assert (python, m) == ("python", "-m")
-        told = environment(server, generation_url="http://127.0.0.1:1/v1", expect_restore=False)
-        for name, value in {**told, "TURNPOINT_SNAPSHOT_ROOT": "/"}.items():
+        told = environment(
+            server,
+            snapshot_root=tmp_path,
+            token_file=tmp_path / "control_token",
+            generation_url="http://127.0.0.1:1/v1",
+            expect_restore=False,
+        )
+        for name, value in told.items():
             monkeypatch.setenv(name, value)
         settings_from_command_line(KINDS[module], flags)

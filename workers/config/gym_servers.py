@@ -3,15 +3,17 @@
 One with a `command` is a part of the stack: `up` starts it, `run` brings it back, `down` ends it.
 One without is somebody else's: it is waited for, and `run` says so when it does not answer.
 
-What every command finds in its environment, besides the settings (`TURNPOINT_SNAPSHOT_ROOT`,
-`TURNPOINT_CONTROL_TOKEN_FILE` among them), is what `gym.server.settings` reads anyway:
+The environment of every command has, besides the settings, the variables that
+`gym.server.settings` reads, and those with this prefix that the caller of `up` has set:
 
-| variable | what |
+| variable | value |
 |---|---|
-| `TURNPOINT_NAME` | the server's name |
-| `TURNPOINT_HOST`, `TURNPOINT_PORT` | where it listens: those of its `url` |
-| `TURNPOINT_EXPECT_RESTORE` | `true`: it awaits a restore |
-| `TURNPOINT_GENERATION_URL` | where a policy model server gets its completions |
+| `TURNPOINT_SERVER_NAME` | the server's name |
+| `TURNPOINT_SERVER_HOST`, `TURNPOINT_SERVER_PORT` | where it listens: those of its `url` |
+| `TURNPOINT_SERVER_SNAPSHOT_ROOT` | the folder below which it accepts checkpoint folders |
+| `TURNPOINT_SERVER_CONTROL_TOKEN_FILE` | the file of the control routes' bearer token |
+| `TURNPOINT_SERVER_EXPECT_RESTORE` | `true`: it awaits a restore |
+| `TURNPOINT_SERVER_GENERATION_URL` | where a policy model server gets its completions |
 | `PATH` | that of `up`, with this environment's programs first: `python` is its Python |
 """
 
@@ -29,6 +31,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from gym.protocol import Kind
 from gym.protocol.records import ServerName
+from gym.server.settings import ENV_PREFIX
 from rl.messages import ServerConfig, told_apart
 
 NOT_FOR_SERVERS = frozenset(
@@ -126,14 +129,29 @@ def own_servers(ports: Mapping[str, int], host: str, folder: Path) -> list[GymSe
     ]
 
 
-def environment(server: GymServer, *, generation_url: str, expect_restore: bool) -> dict[str, str]:
-    """What one server's command is told, besides the settings; see the table above."""
+def environment(
+    server: GymServer,
+    *,
+    snapshot_root: Path,
+    token_file: Path,
+    generation_url: str,
+    expect_restore: bool,
+) -> dict[str, str]:
+    """Variables of one server's command, besides the settings; see the table above."""
+    values = {
+        "NAME": server.name,
+        "HOST": urlsplit(server.url).hostname or "",
+        "PORT": str(server.port),
+        "SNAPSHOT_ROOT": str(snapshot_root),
+        "CONTROL_TOKEN_FILE": str(token_file),
+        "EXPECT_RESTORE": str(expect_restore).lower(),
+        "GENERATION_URL": generation_url,
+    }
+    given = {name: value for name, value in os.environ.items() if name.startswith(ENV_PREFIX)}
+    given.pop(f"{ENV_PREFIX}CONTROL_TOKEN", None)  # the servers of a stack share its token file
     return {
-        "TURNPOINT_NAME": server.name,
-        "TURNPOINT_HOST": urlsplit(server.url).hostname or "",
-        "TURNPOINT_PORT": str(server.port),
-        "TURNPOINT_EXPECT_RESTORE": str(expect_restore).lower(),
-        "TURNPOINT_GENERATION_URL": generation_url,
+        **given,
+        **{f"{ENV_PREFIX}{name}": value for name, value in values.items()},
         "PATH": search_path(),
     }
 

@@ -16,17 +16,12 @@ from typing import Any
 from pydantic_settings import BaseSettings
 from pydantic_settings import SettingsError as SourceError
 
+from gym.server import settings as gym_settings
 from workers.config.sources import CONFIG_FILE, ENV_PREFIX, STACK_FILE, ConfigFile, StackFile
 from workers.errors import SettingsError
 
-OTHERS = {
-    *("STACK_ID", "PROCESS"),
-    *("NAME", "HOST", "PORT", "EXPECT_RESTORE", "WORKER_PROCESSES"),
-    *("GENERATION_URL", "ROLE", "MODEL", "EXTRA_BODY"),
-    *("MODEL_URL", "MODEL_NAME", "RESOURCE", "TOOL", "MAX_STEPS"),
-    *("TOOL_DELAY_S", "ENVIRONMENTS", "JUDGE_URL"),
-}
-"""Variables that are no settings: the marks of a stack's processes, and what Gym servers read."""
+MARKS = {"STACK_ID", "PROCESS"}
+"""Marks of a stack's processes: variables that are no settings."""
 _OF_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT(_.*)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_.*)?$")
 """A cluster sets these for every service; one called `turnpoint-...` is no typing error."""
 
@@ -37,12 +32,13 @@ def refuse_unknown_variables(keys: Collection[str]) -> None:
     Raises:
         SettingsError: Each one is named, with the nearest that there is.
     """
-    known = {name.upper() for name in keys} | OTHERS
+    known = {name.upper() for name in keys} | MARKS
     unknown = [
         name
         for name in sorted(os.environ)
         if name.upper().startswith(ENV_PREFIX)  # pydantic-settings reads `turnpoint_lease_s` too
         and name.upper().removeprefix(ENV_PREFIX) not in known
+        and not name.upper().startswith(gym_settings.ENV_PREFIX)  # read by Gym servers alone
         and not _OF_KUBERNETES.search(name)
     ]
     if unknown:

@@ -234,6 +234,8 @@ def _gym(settings: Settings, server: GymServer, expect_restore: bool) -> Part:
         command=[*server.command, *_flags(settings, server.name)],
         env=gym_servers.environment(
             server,
+            snapshot_root=settings.snapshots,
+            token_file=settings.token_file,
             generation_url=f"http://{settings.generation_host}:{settings.generation_port}/v1",
             expect_restore=expect_restore,
         ),
