@@ -22,7 +22,7 @@ from rl.messages import ControllerStatus, JobConfig
 from rl.snapshots import incarnations
 from rl.snapshots.folder import SnapshotFolder
 from tests.rl.folder_cases import config_of
-from tests.workers.test_supervision import status
+from tests.workers.observations import status
 from workflows.journal import JOB
 
 

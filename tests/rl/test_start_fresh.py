@@ -17,7 +17,7 @@ from rl.job import LivingActor
 from rl.messages import SINGLE_CONTROLLER, ControllerStatus, JobConfig, ServerConfig, Workload
 from rl.snapshots import incarnations
 from tests.rl.fakes import AGENT, config
-from tests.workers.test_supervision import status
+from tests.workers.observations import status
 
 
 class Servers(Exception):

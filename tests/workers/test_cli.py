@@ -22,7 +22,7 @@ from rl.messages import ControllerStatus
 from rl.snapshots.folder import SnapshotFolder
 from tests.rl.folder_cases import config_of, start_job
 from tests.rl.folder_cases import save as save_folder
-from tests.workers.test_supervision import status
+from tests.workers.observations import status
 from workers.cli import app as cli
 from workers.cli.output import EXIT_FAILED, EXIT_NOT_REACHABLE, EXIT_OK, EXIT_REFUSED, EXIT_USAGE
 from workers.config.settings import Settings, load_settings

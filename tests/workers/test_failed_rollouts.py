@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rl.messages import ControllerStatus
-from tests.workers.test_supervision import sighting, status
+from tests.workers.observations import sighting, status
 from workers.cli import app as cli
 from workers.cli import stack as cli_stack
 from workers.cli.output import EXIT_FAILED, EXIT_OK

@@ -10,7 +10,7 @@ import pytest
 
 from rl.messages import ControllerStatus
 from rl.snapshots import incarnations
-from tests.workers.test_supervision import sighting, status
+from tests.workers.observations import sighting, status
 from workers.config.settings import Settings, load_settings
 from workers.errors import NotRunning
 from workers.job import follow as following

@@ -9,7 +9,7 @@ import pytest
 from gym.client import GymClient
 from gym.protocol import Capabilities, ServerFault, ServerUnreachable, TurnpointError, Unauthorized
 from rl.snapshots import incarnations
-from tests.workers.test_supervision import status
+from tests.workers.observations import status
 from workers.config.key_files import ensure_key_file
 from workers.config.settings import Settings
 from workers.job.status import JobView, being_raised, look_at_job

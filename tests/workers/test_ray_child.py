@@ -11,7 +11,7 @@ from gym.protocol import DeadlineExceeded
 from rl import job
 from rl.messages import SINGLE_CONTROLLER
 from tests.rl.folder_cases import config_of
-from tests.workers.test_supervision import seen, sighting
+from tests.workers.observations import observation, sighting
 from workers.job import ray_child
 from workers.supervisor.decide import RAY, SILENT_S, Recover, Wait, decide
 from workers.supervisor.observe import ANSWER_LIMIT_S
@@ -43,7 +43,9 @@ async def test_a_silent_controller_is_not_taken_for_a_lost_ray(
     one_look_s = limits[0] + ray_child.LOOK_EVERY_S
     unheard_s = 2 * one_look_s + ANSWER_LIMIT_S + LOOK_EVERY_S
     there = sighting(None, silent=True)
-    look = seen(job=there, owned={RAY}, unreachable_s=unheard_s, silent_s=SILENT_S - 1)
+    look = observation(job=there, owned={RAY}, unreachable_s=unheard_s, silent_s=SILENT_S - 1)
     assert decide(look) == Wait()
-    gone = decide(seen(job=there, owned={RAY}, unreachable_s=unheard_s, silent_s=SILENT_S + 1))
+    gone = decide(
+        observation(job=there, owned={RAY}, unreachable_s=unheard_s, silent_s=SILENT_S + 1)
+    )
     assert isinstance(gone, Recover) and not gone.ray_is_lost

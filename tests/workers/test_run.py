@@ -13,7 +13,7 @@ import pytest
 
 from rl.snapshots import incarnations
 from tests.workers.conftest import Began
-from tests.workers.test_supervision import seen, sighting, status
+from tests.workers.observations import observation, sighting, status
 from workers.cli import app as cli
 from workers.cli import run as cli_run
 from workers.cli.output import EXIT_OK, EXIT_REFUSED, EXIT_TERMINATED
@@ -23,9 +23,9 @@ from workers.job import commands as job_runs
 from workers.job.cluster_view import JobSighting
 from workers.job.restarts import Mender
 from workers.stack.stack import Stack
-from workers.supervisor.decide import Seen
+from workers.supervisor.decide import Observation
 from workers.supervisor.event_log import LastSave
-from workers.supervisor.observe import Lookout
+from workers.supervisor.observe import Observer
 
 LOG = Path(".turnpoint/logs/supervisor.log")
 
@@ -136,8 +136,8 @@ def test_sigterm_while_the_job_is_brought_back_saves_nothing_and_says_so(
             await asyncio.Event().wait()
         return job_runs.Begun(incarnation=3, restored=None)
 
-    async def lost(*_: Any, recovering: bool, **__: Any) -> Seen:
-        return seen(recovering=recovering, gone=set() if recovering else {"counter"})
+    async def lost(*_: Any, recovering: bool, **__: Any) -> Observation:
+        return observation(recovering=recovering, gone=set() if recovering else {"counter"})
 
     async def nothing(*_: Any, **__: Any) -> None:
         pass
@@ -147,7 +147,7 @@ def test_sigterm_while_the_job_is_brought_back_saves_nothing_and_says_so(
 
     monkeypatch.setattr(job_runs, "begin", begin)
     monkeypatch.setattr(job_runs, "has_snapshot_on_line", lambda _: True)
-    monkeypatch.setattr(Lookout, "look", lost)
+    monkeypatch.setattr(Observer, "observe", lost)
     monkeypatch.setattr(Mender, "restart", nothing)
     monkeypatch.setattr(cli_run, "last_save", save)
     monkeypatch.setenv("TURNPOINT_POLICY_URL", "http://127.0.0.1:1/v1")
@@ -181,12 +181,12 @@ class Terminated:
         async def begin(*_: Any, **__: Any) -> job_runs.Begun:
             return job_runs.Begun(incarnation=3, restored=None)
 
-        async def look(lookout: Lookout, *_: Any, **__: Any) -> Seen:
-            lookout.settings = self.now = lookout.settings.model_copy(
+        async def look(observer: Observer, *_: Any, **__: Any) -> Observation:
+            observer.settings = self.now = observer.settings.model_copy(
                 update={"temporal_address": "127.0.0.1:2"}
             )
             os.kill(os.getpid(), signal.SIGTERM)
-            return seen()
+            return observation()
 
         async def save(settings: Settings, *_: Any) -> LastSave:
             self.saved_with.append(settings)
@@ -199,7 +199,7 @@ class Terminated:
             return 9
 
         monkeypatch.setattr(job_runs, "begin", begin)
-        monkeypatch.setattr(Lookout, "look", look)
+        monkeypatch.setattr(Observer, "observe", look)
         monkeypatch.setattr(cli_run, "last_save", save)
         monkeypatch.setattr(cli_run, "BUSY_PAUSE_S", 0.01)
         monkeypatch.setattr(Stack, "down", down)

@@ -23,7 +23,7 @@ from workers.job import commands as job_runs
 from workers.job.ray_client import JobWatch
 from workers.job.restarts import Mender
 from workers.stack.stack import Stack
-from workers.supervisor.event_log import Chronicle, LastSave, Summary
+from workers.supervisor.event_log import EventLog, LastSave, Summary
 from workers.supervisor.last_save import last_save
 from workers.supervisor.supervisor import GivenUp, Supervisor
 
@@ -122,7 +122,7 @@ class _Run:
         self._fresh = fresh
         self._grace_s = grace_s
         self._down = down
-        self._chronicle = Chronicle(settings.state_dir / "logs", output.line)
+        self._event_log = EventLog(settings.state_dir / "logs", output.line)
         self._last: ControllerStatus | None = None
         self._mender = Mender(settings)
         self._supervisor: Supervisor | None = None
@@ -202,11 +202,11 @@ class _Run:
                 self._workload,
                 begun.incarnation,
                 watch,
-                self._chronicle,
+                self._event_log,
                 progress,
                 phases.show,
             )
-            self._chronicle.tell(
+            self._event_log.write(
                 "supervising",
                 "supervising it; `turnpoint logs supervisor` keeps what happens",
                 incarnation=begun.incarnation,
@@ -229,7 +229,7 @@ class _Run:
     async def _terminated(self, phases: Phases, *, can_save: bool) -> Summary:
         """SIGTERM: save once more if there is something to save, and say what came of it."""
         save_s = max(0.0, self._grace_s - (DOWN_S if self._down else 0.0))
-        self._chronicle.tell("sigterm", f"SIGTERM: a last save within {save_s:g} s")
+        self._event_log.write("sigterm", f"SIGTERM: a last save within {save_s:g} s")
         if can_save:
             # The stack may have been started again since, at other addresses.
             now = self._supervisor.settings if self._supervisor else self._settings
@@ -237,7 +237,7 @@ class _Run:
         else:
             saved = LastSave(outcome="none", reason="the job was not running at that moment")
         told = saved.outcome.replace("_", " ")
-        self._chronicle.tell(
+        self._event_log.write(
             "last_save",
             f"last save: {told}"
             + (f", {saved.snapshot}" if saved.snapshot else "")
@@ -248,7 +248,7 @@ class _Run:
         if self._down:
             await self._stop_the_stack()
         else:
-            self._chronicle.tell(
+            self._event_log.write(
                 "left_up", "the stack and the job go on; `turnpoint down` ends them"
             )
         return self._summary("terminated", "SIGTERM", saved)
@@ -267,18 +267,18 @@ class _Run:
             except StackBusy as error:
                 # What was being started for the job lets go of it in an instant.
                 if time.monotonic() > give_up:
-                    self._chronicle.tell("left_up", f"the stack stays up: {error}")
+                    self._event_log.write("left_up", f"the stack stays up: {error}")
                     return
                 await asyncio.sleep(BUSY_PAUSE_S)
             else:
-                self._chronicle.tell("down", f"the stack is stopped ({ended} processes)")
+                self._event_log.write("down", f"the stack is stopped ({ended} processes)")
                 return
 
     def _left_as_it_is(self, error: FinishedAlready) -> Summary:
         return self._summary("finished", str(error)).model_copy(update={"code": error.code})
 
     def _summary(self, state: str, reason: str | None, saved: LastSave | None = None) -> Summary:
-        last, chronicle = self._last, self._chronicle
+        last, event_log = self._last, self._event_log
         incarnation = last.incarnation if last is not None else 0
         if self._supervisor is not None:
             incarnation = self._supervisor.incarnation
@@ -292,10 +292,10 @@ class _Run:
             failed=last.failed if last else 0,
             failures=last.failures if last else {},
             next=next_step(last.failed if last else 0, self._settings),
-            restores=chronicle.restores,
-            restarts=chronicle.restarts,
-            reasons=chronicle.reasons,
-            events=chronicle.events,
+            restores=event_log.restores,
+            restarts=event_log.restarts,
+            reasons=event_log.reasons,
+            events=event_log.events,
             last_save=saved,
         )
 

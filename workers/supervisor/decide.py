@@ -36,7 +36,7 @@ STATELESS_ACTORS = (GENERATION, NEMO_GYM)
 
 
 @dataclass(frozen=True)
-class Seen:
+class Observation:
     """One look at everything."""
 
     incarnation: int
@@ -121,10 +121,10 @@ class Recover:
     """Ray is started again, and the workers with it: their connection is to the old one."""
 
 
-Deed = Wait | End | Leave | Adopt | Restart | Revive | Recover
+Action = Wait | End | Leave | Adopt | Restart | Revive | Recover
 
 
-def decide(seen: Seen) -> Deed:
+def decide(seen: Observation) -> Action:
     """What to do now."""
     status = seen.status
     if status is not None and status.state == "finished" and status.incarnation >= seen.incarnation:
@@ -144,12 +144,12 @@ def decide(seen: Seen) -> Deed:
     return _mended(seen)
 
 
-def unanswered(seen: Seen) -> frozenset[str]:
+def unanswered(seen: Observation) -> frozenset[str]:
     """Gym servers that somebody else has to start again; until then nothing can be done."""
     return frozenset(name for name, unheard_s in seen.unheard_s.items() if unheard_s > UNHEARD_S)
 
 
-def _losses(seen: Seen) -> Iterator[str]:
+def _losses(seen: Observation) -> Iterator[str]:
     """Everything with state that is lost, a sentence each."""
     yield from _ray_losses(seen)
     for name in sorted(seen.gone & seen.gym):
@@ -177,27 +177,27 @@ def _losses(seen: Seen) -> Iterator[str]:
             yield f"{server.name} is another instance than the one that joined"
 
 
-def _ray_losses(seen: Seen) -> Iterator[str]:
+def _ray_losses(seen: Observation) -> Iterator[str]:
     if RAY in seen.gone:
         yield "ray is gone"
     elif _ray_is_lost(seen):
         yield f"ray has not answered for {seen.unreachable_s:.0f} s"
 
 
-def _may_live(seen: Seen) -> bool:
+def _may_live(seen: Observation) -> bool:
     """Whether the newest incarnation may be alive for all that anybody could see."""
     if seen.job is None or not seen.job.reachable:
         return True
     return seen.job.silent and seen.silent_s <= SILENT_S
 
 
-def _ray_is_lost(seen: Seen) -> bool:
+def _ray_is_lost(seen: Observation) -> bool:
     if RAY in seen.gone:
         return True
     return RAY in seen.owned and seen.unreachable_s > UNREACHABLE_S and not seen.recovering
 
 
-def _mended(seen: Seen) -> Deed:
+def _mended(seen: Observation) -> Action:
     if stateless := seen.gone - seen.gym - {RAY}:
         return Restart(frozenset(stateless))
     if seen.status is None or seen.job is None or seen.recovering:

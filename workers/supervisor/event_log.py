@@ -73,7 +73,7 @@ class Summary(BaseModel):
     last_save: LastSave | None = None
 
 
-class Chronicle:
+class EventLog:
     """Writes down what happens.
 
     Args:
@@ -88,14 +88,14 @@ class Chronicle:
         self._say = say
         self.events: list[Event] = []
 
-    def tell(self, event: str, text: str, **fields: object) -> None:
+    def write(self, event: str, text: str, **fields: object) -> None:
         """One line for whoever looks on, and in the log."""
         self._say(text)
         line = {"ts": time.time(), "level": "info", "server": LOG_NAME, "event": event}
         with self._log.open("a") as log:
             log.write(json.dumps({**line, "message": text, **fields}, default=str) + "\n")
 
-    def note(self, event: Event) -> None:
+    def add(self, event: Event) -> None:
         """Keep it for the summary."""
         self.events.append(event)
 

@@ -23,7 +23,7 @@ from workers.job.cluster_view import JobSighting
 from workers.job.ray_client import JobWatch
 from workers.job.restarts import Mender
 from workers.job.workflows import is_running
-from workers.supervisor.decide import Seen
+from workers.supervisor.decide import Observation
 from workers.temporal import connect
 
 ANSWER_LIMIT_S = 2.0
@@ -31,14 +31,14 @@ CLAIM_PATIENCE_S = 120.0
 """For a claimant that is no workflow (another `run`), of which nobody can ask whether it works."""
 
 
-class Lookout:
+class Observer:
     """Looks at one job and its stack.
 
     Args:
         settings: Of the job; replaced when somebody has started the stack again.
         watch: Looks into Ray.
         mender: Knows what is being started.
-        saw: Told each status of the supervised incarnation.
+        on_status: Called with each status of the supervised incarnation.
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class Lookout:
         settings: Settings,
         watch: JobWatch,
         mender: Mender,
-        saw: Callable[[ControllerStatus], None],
+        on_status: Callable[[ControllerStatus], None],
     ) -> None:
         """The job lives from now on."""
         self.settings = settings
         self._watch = watch
         self._mender = mender
-        self._saw = saw
+        self._on_status = on_status
         self._alive_since = self._answered_at = self._reached_at = time.monotonic()
         self._claim_seen: tuple[int, float] = (0, 0.0)
         self._claim_left: tuple[int, float] = (0, 0.0)
@@ -65,13 +65,13 @@ class Lookout:
         """The job came to life at this instant of the monotonic clock."""
         self._alive_since = self._answered_at = self._reached_at = at
 
-    def nobody_works_on_the_newest(self) -> None:
+    def newest_claim_failed(self) -> None:
         """The newest incarnation was claimed by a recovery of one's own, which has failed."""
         self._claim_seen = (self._newest(), -math.inf)
 
-    async def look(
+    async def observe(
         self, gym: GymClient, incarnation: int, *, recovering: bool, starting: Collection[str]
-    ) -> Seen:
+    ) -> Observation:
         """Look once.
 
         Args:
@@ -91,7 +91,7 @@ class Lookout:
         record = stack.record()
         # Last, and nothing is awaited from here to the decision: what is being started is busy.
         gone = stack.gone() if record is not None and not self._mender.busy else set()
-        return Seen(
+        return Observation(
             incarnation=incarnation,
             newest=newest,
             job=sighting,
@@ -123,7 +123,7 @@ class Lookout:
         if sighting.reachable and not sighting.silent:
             self._answered_at = max(self._answered_at, sighting.at)
         if (status := sighting.controller) and status.incarnation == incarnation:
-            self._saw(status)
+            self._on_status(status)
         return sighting
 
     async def _follow_the_stack(self) -> None:

@@ -31,20 +31,20 @@ from workers.job.workflows import Shown
 from workers.stack.process_specs import WORKER_PREFIX
 from workers.supervisor.decide import (
     RAY,
+    Action,
     Adopt,
-    Deed,
     End,
     Leave,
+    Observation,
     Recover,
     Restart,
     Revive,
-    Seen,
     Wait,
     decide,
     unanswered,
 )
-from workers.supervisor.event_log import Chronicle, Event
-from workers.supervisor.observe import Lookout
+from workers.supervisor.event_log import Event, EventLog
+from workers.supervisor.observe import Observer
 
 LOOK_EVERY_S = 0.5
 FIRST_BACKOFF_S, MOST_BACKOFF_S = 1.0, 30.0
@@ -72,9 +72,9 @@ class Supervisor:
         workload: What it rolls out if it has to start over.
         incarnation: The one that lives now.
         watch: Looks at the job in Ray.
-        chronicle: Told what is noticed and done.
-        progress: Told each status of the controller.
-        phases: Told the phases of a restore.
+        event_log: Told what is noticed and done.
+        on_status: Called with each status of the controller.
+        on_progress: Called with the phases of a restore.
     """
 
     def __init__(
@@ -83,19 +83,19 @@ class Supervisor:
         workload: Workload,
         incarnation: int,
         watch: ray_side.JobWatch,
-        chronicle: Chronicle,
-        progress: Callable[[ControllerStatus], None],
-        phases: Shown,
+        event_log: EventLog,
+        on_status: Callable[[ControllerStatus], None],
+        on_progress: Shown,
     ) -> None:
         """Supervise nothing yet."""
         self._workload = workload
         self.incarnation = incarnation
         self._watch = watch
-        self._chronicle = chronicle
-        self._progress = progress
-        self._phases = phases
+        self._event_log = event_log
+        self._report_status = on_status
+        self._on_progress = on_progress
         self._mender = Mender(settings)
-        self._lookout = Lookout(settings, watch, self._mender, self._saw)
+        self._observer = Observer(settings, watch, self._mender, self._on_status)
         self._recovering: asyncio.Task[None] | None = None
         self._to_start: frozenset[str] = frozenset()
         """What a recovery has found gone and has not started yet."""
@@ -111,7 +111,7 @@ class Supervisor:
     @property
     def settings(self) -> Settings:
         """Of the stack as it runs now."""
-        return self._lookout.settings
+        return self._observer.settings
 
     @property
     def is_recovering(self) -> bool:
@@ -135,20 +135,20 @@ class Supervisor:
         try:
             async with GymClient(read_secret(self.settings)) as gym:
                 while True:
-                    seen = await self._lookout.look(
+                    seen = await self._observer.observe(
                         gym,
                         self.incarnation,
                         recovering=self.is_recovering,
                         starting=self._mending.keys() | self._to_start,
                     )
-                    deed = decide(seen)
-                    if isinstance(deed, End):
+                    action = decide(seen)
+                    if isinstance(action, End):
                         await self._end_mending()
-                        return deed.status
-                    if isinstance(deed, Wait) and _is_well(seen):
+                        return action.status
+                    if isinstance(action, Wait) and _is_well(seen):
                         self._lost.clear()  # it was only silent, and answers again
                     self._tell_of_others(unanswered(seen))
-                    self._do(deed, seen)
+                    self._do(action, seen)
                     await asyncio.sleep(LOOK_EVERY_S)
                     self._collect()
         finally:
@@ -158,35 +158,35 @@ class Supervisor:
         """Gym servers that the stack does not start: say once that they are gone, or back."""
         servers = {server.name: server for server in self.settings.servers}
         for name in sorted(silent - self._unanswered):
-            self._chronicle.tell(
+            self._event_log.write(
                 "unanswered",
                 f"{name} at {servers[name].url} does not answer, and the stack cannot start it: "
                 "it has no `command` in turnpoint.toml. Start it with `--expect-restore true`, "
                 "and the job's other servers without a `command` too; the job is then restored",
                 participant=name,
             )
-            self._chronicle.note(Event(ts=time.time(), what="unanswered", reasons=[name]))
+            self._event_log.add(Event(ts=time.time(), what="unanswered", reasons=[name]))
         for name in sorted(self._unanswered - silent):
-            self._chronicle.tell("answers_again", f"{name} answers again", participant=name)
+            self._event_log.write("answers_again", f"{name} answers again", participant=name)
         self._unanswered = silent
 
     # --- doing --------------------------------------------------------------------------------
 
-    def _do(self, deed: Deed, seen: Seen) -> None:
-        match deed:
+    def _do(self, action: Action, seen: Observation) -> None:
+        match action:
             case Leave(reason):
                 raise Stopped(reason)
             case Adopt(incarnation):
                 self.incarnation = incarnation
                 self._alive(f"incarnation {incarnation} lives, started by somebody else")
-                self._chronicle.note(Event(ts=time.time(), what="adopted", incarnation=incarnation))
+                self._event_log.add(Event(ts=time.time(), what="adopted", incarnation=incarnation))
             case Restart(names):
                 for name in sorted(names):
                     self._mend(name, self._restart(name))
             case Revive(actors):
                 self._mend("actors", self._revive(actors))
             case Recover():
-                self._begin_recovery(deed, seen)
+                self._begin_recovery(action, seen)
             case Wait() | End():
                 pass
 
@@ -214,7 +214,7 @@ class Supervisor:
 
     async def _mended(self, name: str, start: Callable[[], Coroutine[Any, Any, None]]) -> None:
         reason = f"{name} is gone"
-        self._chronicle.tell("noticed", f"{reason}: starting it again; the job goes on")
+        self._event_log.write("noticed", f"{reason}: starting it again; the job goes on")
         began, wait_s = time.monotonic(), FIRST_BACKOFF_S
         while True:
             try:
@@ -223,14 +223,14 @@ class Supervisor:
             except Stopped:
                 raise
             except WorkerRoomError as error:
-                self._chronicle.tell(
+                self._event_log.write(
                     "failed_try", f"{error.code}: {_first_line(error)}; again in {wait_s:g} s"
                 )
                 await asyncio.sleep(wait_s)
                 wait_s = min(MOST_BACKOFF_S, wait_s * 2)
         took_s = time.monotonic() - began
-        self._chronicle.tell("restarted", f"{name} runs again after {took_s:.1f} s")
-        self._chronicle.note(
+        self._event_log.write("restarted", f"{name} runs again after {took_s:.1f} s")
+        self._event_log.add(
             Event(
                 ts=time.time(),
                 what="restarted",
@@ -241,27 +241,27 @@ class Supervisor:
             )
         )
 
-    def _begin_recovery(self, deed: Recover, seen: Seen) -> None:
+    def _begin_recovery(self, action: Recover, seen: Observation) -> None:
         if self._recovering is not None and not self._recovering.done():
             self._recovering.cancel()  # what it waits for will not come
         self._in_a_row += 1
-        self._lost |= dict.fromkeys(deed.reasons)
-        why = "; ".join(deed.reasons)
+        self._lost |= dict.fromkeys(action.reasons)
+        why = "; ".join(action.reasons)
         if self._in_a_row > GIVE_UP_AFTER:
             raise GivenUp(f"{GIVE_UP_AFTER} recoveries in a row got nowhere; the last: {why}")
         wait_s = backoff_s(self._in_a_row)
         then = f"in {wait_s:g} s" if wait_s else "now"
-        self._chronicle.tell(
-            "lost", f"{why}: bringing the job back {then}", reasons=deed.reasons, wait_s=wait_s
+        self._event_log.write(
+            "lost", f"{why}: bringing the job back {then}", reasons=action.reasons, wait_s=wait_s
         )
         # What the last one has not started yet is still to be started, and no news.
         before, self._to_start = self._recovering, self._to_start | seen.gone
         gone = self._to_start
-        self._recovering = asyncio.create_task(self._recover(deed, gone, wait_s, before))
+        self._recovering = asyncio.create_task(self._recover(action, gone, wait_s, before))
 
     async def _recover(
         self,
-        deed: Recover,
+        action: Recover,
         gone: frozenset[str],
         wait_s: float,
         before: asyncio.Task[None] | None,
@@ -270,35 +270,35 @@ class Supervisor:
             await asyncio.gather(before, return_exceptions=True)
         await asyncio.sleep(wait_s)
         began = time.monotonic()
-        with_ray = self._drivers() if deed.ray_is_lost else set()
+        with_ray = self._drivers() if action.ray_is_lost else set()
         if names := gone | with_ray:
-            self._chronicle.tell("starting", f"starting {', '.join(sorted(names))}")
+            self._event_log.write("starting", f"starting {', '.join(sorted(names))}")
         # What is missing by then: a machine's processes do not end in one instant, and somebody
         # else may have started some.
         await self._mender.restart(
             *sorted(with_ray), missing=True, expect_restore=await self._has_snapshot(), grace_s=0
         )
         self._to_start = frozenset()
-        if deed.ray_is_lost:
+        if action.ray_is_lost:
             await self._watch.again(self.settings)
         # Asked again: the save that ran when the job was lost may have published meanwhile.
         has_snapshot = await self._has_snapshot()
         if not has_snapshot:
-            self._chronicle.tell(
+            self._event_log.write(
                 "starting_over", "there is no snapshot: starting over, as a new line"
             )
         begun = await job_runs.begin(
             self.settings,
             self._workload,
             fresh=not has_snapshot,
-            shown=self._phases,
+            shown=self._on_progress,
             replace=True,
             mender=self._mender,
         )
         took_s = time.monotonic() - began
         snapshot = begun.restored.snapshot if begun.restored else None
         self.incarnation = begun.incarnation
-        self._chronicle.note(
+        self._event_log.add(
             Event(
                 ts=time.time(),
                 what="restored" if snapshot else "started_over",
@@ -326,9 +326,9 @@ class Supervisor:
         workers = {p.name for p in record.processes if p.name.startswith(WORKER_PREFIX)}
         return workers | ({RAY} & record.ports.keys())
 
-    def _saw(self, status: ControllerStatus) -> None:
+    def _on_status(self, status: ControllerStatus) -> None:
         """The controller of the supervised incarnation has answered."""
-        self._progress(status)
+        self._report_status(status)
         lived_s = time.monotonic() - self._alive_since
         # A life that is lost goes on for a while, and may finish rollouts: that is no success.
         if not self._lost and (status.finished > self._finished >= 0 or lived_s > STEADY_S):
@@ -339,8 +339,8 @@ class Supervisor:
         self._finished = -1
         self._lost.clear()
         self._alive_since = time.monotonic()
-        self._lookout.lives_since(self._alive_since)
-        self._chronicle.tell("alive", text, incarnation=self.incarnation)
+        self._observer.lives_since(self._alive_since)
+        self._event_log.write("alive", text, incarnation=self.incarnation)
 
     # --- what has ended -----------------------------------------------------------------------
 
@@ -359,12 +359,12 @@ class Supervisor:
         if isinstance(error, Stopped) or not isinstance(error, WorkerRoomError | TurnpointError):
             raise error
         self._to_start = frozenset()
-        self._chronicle.tell("failed_try", f"{error.code}: {_first_line(error)}")
-        self._chronicle.note(Event(ts=time.time(), what="failed_try", reasons=[error.code]))
+        self._event_log.write("failed_try", f"{error.code}: {_first_line(error)}")
+        self._event_log.add(Event(ts=time.time(), what="failed_try", reasons=[error.code]))
         if error.code in HOPELESS:
             raise GivenUp(f"the job cannot be brought back by itself: {error}")
         if error.code != "superseded":  # then the newest claim was its own: nobody works on it
-            self._lookout.nobody_works_on_the_newest()
+            self._observer.newest_claim_failed()
 
     async def _end_mending(self) -> None:
         """The job has finished while a process was being started: let that be."""
@@ -385,7 +385,7 @@ def backoff_s(tries: int) -> float:
     return min(MOST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** (tries - 2))
 
 
-def _is_well(seen: Seen) -> bool:
+def _is_well(seen: Observation) -> bool:
     """Whether the supervised incarnation answers, if nothing of it is lost."""
     return not seen.recovering and seen.status is not None and seen.newest == seen.incarnation
 

@@ -13,7 +13,7 @@ import pytest
 
 from activities.contract import RestoreResult
 from rl.messages import Workload
-from tests.workers.test_supervision import GYM, WELL, seen, sighting, status
+from tests.workers.observations import GYM, WELL, observation, sighting, status
 from workers.config.settings import Settings, load_settings
 from workers.errors import NotRunning, ProcessFailed, Stopped
 from workers.job import commands as job_runs
@@ -22,13 +22,13 @@ from workers.job.restarts import Mender
 from workers.job.workflows import WorkflowFailed
 from workers.stack.stack import Stack
 from workers.supervisor import supervisor
-from workers.supervisor.decide import UNHEARD_S, Seen
-from workers.supervisor.event_log import Chronicle
-from workers.supervisor.observe import Lookout
+from workers.supervisor.decide import UNHEARD_S, Observation
+from workers.supervisor.event_log import EventLog
+from workers.supervisor.observe import Observer
 from workers.supervisor.supervisor import GIVE_UP_AFTER, GivenUp, Supervisor, backoff_s
 
-LOST = seen(gone={"counter"})
-FINISHED = seen(job=sighting(status("finished", incarnation=9)))
+LOST = observation(gone={"counter"})
+FINISHED = observation(job=sighting(status("finished", incarnation=9)))
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ class Given:
         self.began: list[dict[str, Any]] = []
         self.started: list[tuple[str, ...]] = []
         self.outcomes: list[Exception | None] = []
-        self.chronicle = Chronicle(settings.state_dir / "logs", self.told.append)
+        self.event_log = EventLog(settings.state_dir / "logs", self.told.append)
         self.has_snapshot = True
 
         async def begin(*_: Any, **options: Any) -> job_runs.Begun:
@@ -81,23 +81,23 @@ class Given:
         self._settings = settings
 
     async def run(self, look: Callable[..., Any]) -> Any:
-        """Look by a function of whether a recovery is under way, or by one in `Lookout`'s place."""
+        """Run on looks that depend on `recovering`, or on a replacement of `Observer.observe`."""
 
         async def given(
-            _: Lookout, __: Any, ___: int, *, recovering: bool, starting: Collection[str]
-        ) -> Seen:
+            _: Observer, __: Any, ___: int, *, recovering: bool, starting: Collection[str]
+        ) -> Observation:
             await asyncio.sleep(0.001)
             seen = look(recovering)
             return replace(seen, gone=seen.gone.difference(starting))
 
         in_its_place = asyncio.iscoroutinefunction(look)
-        self._monkeypatch.setattr(Lookout, "look", look if in_its_place else given)
+        self._monkeypatch.setattr(Observer, "observe", look if in_its_place else given)
         return await Supervisor(
             self._settings,
             Workload(dataset=Path("/rows.jsonl")),
             3,
             JobWatch(self._settings),
-            self.chronicle,
+            self.event_log,
             lambda _: None,
             lambda _: None,
         ).run()
@@ -108,17 +108,17 @@ def given(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Given:
     return Given(settings, monkeypatch)
 
 
-def in_turn(given: Given, looks: Iterator[Seen]) -> Callable[[bool], Seen]:
+def in_turn(given: Given, looks: Iterator[Observation]) -> Callable[[bool], Observation]:
     """The next look once what the last one led to is over."""
-    return lambda recovering: seen(recovering=True, newest=4) if recovering else next(looks)
+    return lambda recovering: observation(recovering=True, newest=4) if recovering else next(looks)
 
 
 async def test_a_loss_is_answered_by_a_restore_that_replaces(given: Given) -> None:
     await given.run(in_turn(given, iter([WELL, LOST, FINISHED])))
     assert [(b["replace"], b["fresh"]) for b in given.began] == [(True, False)]
     assert given.started == [("what is missing",)]
-    assert given.chronicle.restores == 1
-    assert given.chronicle.reasons == ["counter is gone"]
+    assert given.event_log.restores == 1
+    assert given.event_log.reasons == ["counter is gone"]
     assert given.told[0] == "counter is gone: bringing the job back now"
     assert given.told[-1].startswith("restored snapshot_000007 as incarnation 9")
 
@@ -128,7 +128,7 @@ async def test_without_a_snapshot_it_starts_over_and_says_so(given: Given) -> No
     await given.run(in_turn(given, iter([LOST, FINISHED])))
     assert given.began[0]["fresh"] is True
     assert "there is no snapshot: starting over, as a new line" in given.told
-    assert [event.what for event in given.chronicle.events] == ["started_over"]
+    assert [event.what for event in given.event_log.events] == ["started_over"]
 
 
 async def test_a_save_that_publishes_while_the_job_is_brought_back_is_restored(
@@ -147,7 +147,7 @@ async def test_a_save_that_publishes_while_the_job_is_brought_back_is_restored(
     monkeypatch.setattr(Mender, "restart", restart)
     await given.run(in_turn(given, iter([LOST, FINISHED])))
     assert given.began[0]["fresh"] is False
-    assert [event.what for event in given.chronicle.events] == ["restored"]
+    assert [event.what for event in given.event_log.events] == ["restored"]
 
 
 async def test_a_recovery_that_fails_is_tried_again_after_a_printed_wait(given: Given) -> None:
@@ -156,13 +156,13 @@ async def test_a_recovery_that_fails_is_tried_again_after_a_printed_wait(given: 
     assert len(given.began) == 3
     waits = [line.rpartition(" back ")[2] for line in given.told if "bringing" in line]
     assert waits == ["now", "in 0.001 s", "in 0.002 s"]
-    assert given.chronicle.restores == 1
+    assert given.event_log.restores == 1
 
 
 async def test_recoveries_that_get_nowhere_end_at_last(given: Given) -> None:
     given.outcomes = [NotRunning("no Temporal")] * (GIVE_UP_AFTER + 1)
     with pytest.raises(GivenUp, match="got nowhere"):
-        await given.run(lambda recovering: seen(recovering=True) if recovering else LOST)
+        await given.run(lambda recovering: observation(recovering=True) if recovering else LOST)
     assert len(given.began) == GIVE_UP_AFTER
 
 
@@ -188,12 +188,12 @@ async def test_what_is_left_of_a_lost_life_does_not_count_as_a_success(
     monkeypatch.setattr(Mender, "restart", restart)
     rollouts = 0
 
-    async def look(lookout: Lookout, *_: Any, recovering: bool, **__: Any) -> Seen:
+    async def look(observer: Observer, *_: Any, recovering: bool, **__: Any) -> Observation:
         nonlocal rollouts
         await asyncio.sleep(0.001)
         rollouts += finished
-        lookout._saw(status(finished=rollouts))
-        return seen(recovering=True) if recovering else LOST
+        observer._on_status(status(finished=rollouts))
+        return observation(recovering=True) if recovering else LOST
 
     with pytest.raises(GivenUp, match="got nowhere"):
         await given.run(look)
@@ -205,16 +205,16 @@ async def test_what_is_left_of_a_lost_life_does_not_count_as_a_success(
 async def test_what_no_repetition_mends_is_not_repeated(given: Given) -> None:
     given.outcomes = [WorkflowFailed("no_snapshot", "none is usable", "demo/restore/1")]
     with pytest.raises(GivenUp, match="none is usable"):
-        await given.run(lambda recovering: seen(recovering=True) if recovering else LOST)
+        await given.run(lambda recovering: observation(recovering=True) if recovering else LOST)
     assert len(given.began) == 1
 
 
 async def test_a_process_without_state_is_started_under_the_live_job(given: Given) -> None:
-    looks = iter([seen(gone={"worker_1"}), WELL, WELL, WELL, FINISHED])
+    looks = iter([observation(gone={"worker_1"}), WELL, WELL, WELL, FINISHED])
     await given.run(lambda _: next(looks))
     assert given.began == []
     assert given.started == [("worker_1",)]
-    assert (given.chronicle.restarts, given.chronicle.restores) == (1, 0)
+    assert (given.event_log.restarts, given.event_log.restores) == (1, 0)
 
 
 async def test_a_second_loss_during_a_recovery_begins_it_again(
@@ -232,18 +232,18 @@ async def test_a_second_loss_during_a_recovery_begins_it_again(
     monkeypatch.setattr(job_runs, "begin", begin_once_more)
     lost_again = False
 
-    def look(recovering: bool) -> Seen:
+    def look(recovering: bool) -> Observation:
         nonlocal lost_again
         if not recovering:
             return FINISHED if given.began else LOST
         if hanging.is_set() and not lost_again:
             lost_again = True
-            return seen(recovering=True, gone={"simple_agent"})
-        return seen(recovering=True)
+            return observation(recovering=True, gone={"simple_agent"})
+        return observation(recovering=True)
 
     await given.run(look)
-    assert given.chronicle.restores == 1
-    assert given.chronicle.reasons == ["counter is gone", "simple_agent is gone"]
+    assert given.event_log.restores == 1
+    assert given.event_log.reasons == ["counter is gone", "simple_agent is gone"]
 
 
 async def test_processes_that_die_one_after_the_other_are_each_told_once(
@@ -256,10 +256,10 @@ async def test_processes_that_die_one_after_the_other_are_each_told_once(
     monkeypatch.setattr(supervisor, "backoff_s", lambda _: 0.05)
     gone = iter([{"counter"}])
 
-    def look(recovering: bool) -> Seen:
+    def look(recovering: bool) -> Observation:
         if given.began:
             return FINISHED
-        return seen(recovering=recovering, gone=next(gone, {"counter", "simple_agent"}))
+        return observation(recovering=recovering, gone=next(gone, {"counter", "simple_agent"}))
 
     await given.run(look)
     lost = [line.partition(":")[0] for line in given.told if "bringing the job back" in line]
@@ -270,7 +270,7 @@ async def test_processes_that_die_one_after_the_other_are_each_told_once(
 
 async def test_a_server_that_the_stack_cannot_start_is_told_of_once_an_outage(given: Given) -> None:
     """Break: tell at each look, or only the first outage."""
-    silent = seen(unheard_s={"counter": UNHEARD_S + 1})
+    silent = observation(unheard_s={"counter": UNHEARD_S + 1})
     looks = iter([WELL, silent, silent, WELL, silent, FINISHED])
     await given.run(lambda _: next(looks))
     gone = [line for line in given.told if "does not answer" in line]
@@ -278,13 +278,13 @@ async def test_a_server_that_the_stack_cannot_start_is_told_of_once_an_outage(gi
     assert "counter at http://127.0.0.1:1" in gone[0]
     assert "--expect-restore true" in gone[0] and "command" in gone[0]
     assert given.told[1] == "counter answers again"
-    assert given.chronicle.reasons == []
+    assert given.event_log.reasons == []
     assert given.began == []
 
 
 async def test_a_stack_that_was_stopped_ends_the_supervision(given: Given) -> None:
     with pytest.raises(Stopped, match="turnpoint down"):
-        await given.run(lambda _: seen(stopped=True, gone=GYM))
+        await given.run(lambda _: observation(stopped=True, gone=GYM))
     assert given.began == []
 
 

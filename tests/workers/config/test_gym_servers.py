@@ -160,7 +160,7 @@ def test_a_server_with_a_command_starts_answers_and_is_started_again(tmp_path: P
     """Break: do not tell it its name; it then cannot start."""
     url = f"http://127.0.0.1:{free_port()}"
     dice = {**TAXI, "name": "dice", "url": url, "command": ["python", "-m", "examples.dice"]}
-    root = str(Path(__file__).parents[2])
+    root = str(Path(__file__).parents[3])
     stack = Stack(settings_of(tmp_path, {**dice, "folder": root}, port_base=26_450))
     try:
         stack.up(only={"dice"})

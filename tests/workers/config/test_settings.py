@@ -167,7 +167,7 @@ def test_variables_of_clusters_marks_and_gym_servers_are_no_settings(
 
 def test_every_variable_of_the_compose_file_is_read_by_the_job_or_by_its_gym_servers() -> None:
     """Break: keep a name that has changed; then each command refuses, or a server has a default."""
-    compose = (Path(__file__).parents[2] / "docker-compose.yml").read_text()
+    compose = (Path(__file__).parents[3] / "docker-compose.yml").read_text()
     given = set(re.findall(r"TURNPOINT_([A-Z_]+)", compose))
     marks = {mark.removeprefix("TURNPOINT_") for mark in (STACK_MARK, NAME_MARK)}
     of_servers = {f"SERVER_{name.upper()}" for name in ServerSettings.model_fields}

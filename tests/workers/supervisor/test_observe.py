@@ -12,13 +12,13 @@ from pydantic import SecretStr
 
 from gym.client import GymClient
 from rl.snapshots import incarnations
-from tests.workers.test_supervision import sighting, status
+from tests.workers.observations import sighting, status
 from workers.config.settings import Settings, load_settings
 from workers.job.ray_client import JobWatch
 from workers.job.restarts import Mender
-from workers.supervisor import observe as lookout
-from workers.supervisor.decide import Adopt, Seen, Wait, decide
-from workers.supervisor.observe import Lookout
+from workers.supervisor import observe
+from workers.supervisor.decide import Adopt, Observation, Wait, decide
+from workers.supervisor.observe import Observer
 
 
 @pytest.fixture
@@ -32,12 +32,12 @@ def settings(tmp_path: Path) -> Settings:
 
 
 class Look:
-    """A lookout whose Temporal and Ray say what the test says."""
+    """An observer whose Temporal and Ray say what the test says."""
 
     def __init__(self, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
         self.workflow_runs = True
         self.watch = JobWatch(settings)
-        self._lookout = Lookout(settings, self.watch, Mender(settings), lambda _: None)
+        self._observer = Observer(settings, self.watch, Mender(settings), lambda _: None)
 
         async def connect(_: Settings) -> None:
             return None
@@ -45,11 +45,11 @@ class Look:
         async def is_running(*_: Any) -> bool:
             return self.workflow_runs
 
-        monkeypatch.setattr(lookout, "connect", connect)
-        monkeypatch.setattr(lookout, "is_running", is_running)
+        monkeypatch.setattr(observe, "connect", connect)
+        monkeypatch.setattr(observe, "is_running", is_running)
 
-    async def __call__(self, gym: GymClient) -> Seen:
-        return await self._lookout.look(gym, 1, recovering=False, starting=())
+    async def __call__(self, gym: GymClient) -> Observation:
+        return await self._observer.observe(gym, 1, recovering=False, starting=())
 
 
 async def test_a_claim_is_worked_on_until_a_look_that_began_after_its_claimants_end(

@@ -18,7 +18,7 @@ from gym.protocol import TurnpointError
 from workers import errors
 from workers.job.commands import REFUSALS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "errors.md").read_text()
 ROWS = [
     [cell.strip() for cell in line.strip("|").split(" | ")]

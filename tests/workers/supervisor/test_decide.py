@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from gym.protocol import Kind, Mode
-from rl.messages import (
-    DATA_PLANE_HOST,
-    GENERATION,
-    NEMO_GYM,
-    SINGLE_CONTROLLER,
-    ControllerStatus,
-    JoinedServer,
-)
+from rl.messages import GENERATION, NEMO_GYM
+from tests.workers.observations import ACTORS, GYM, STACK, WELL, observation, sighting, status
 from workers.job.cluster_view import JobSighting
 from workers.supervisor.decide import (
     SILENT_S,
@@ -27,63 +19,10 @@ from workers.supervisor.decide import (
     Recover,
     Restart,
     Revive,
-    Seen,
     Wait,
     decide,
     unanswered,
 )
-
-GYM = frozenset({"policy_model", "simple_agent", "counter"})
-STACK = GYM | {"temporal", "ray", "policy", "worker_1", "worker_2"}
-ACTORS = [SINGLE_CONTROLLER, NEMO_GYM, GENERATION, DATA_PLANE_HOST]
-
-
-def status(state: str = "running", incarnation: int = 3, **more: Any) -> ControllerStatus:
-    given = {
-        "job_id": "demo",
-        "incarnation": incarnation,
-        "state": state,
-        "admission_open": True,
-        "checkpoint_id": None,
-        "lease_left_s": None,
-        "rollouts": 5,
-        "rollouts_total": 10,
-        "running": 5,
-        "finished": 0,
-        "failed": 0,
-        "owed": 0,
-        "last_snapshot": None,
-    }
-    return ControllerStatus.model_validate({**given, **more})
-
-
-def sighting(controller: ControllerStatus | None = None, **more: Any) -> JobSighting:
-    servers = [
-        JoinedServer(
-            name=name,
-            kind=Kind.RESOURCE,
-            mode=Mode.EXPORT_RESTORE,
-            url="http://127.0.0.1:1",
-            instance_id=f"{name}-1",
-        )
-        for name in sorted(GYM)
-    ]
-    given = {"at": 1.0, "reachable": True, "actors": ACTORS, "servers": servers}
-    return JobSighting(**{**given, "controller": controller, **more})  # type: ignore[arg-type]
-
-
-WELL = Seen(
-    incarnation=3,
-    newest=3,
-    job=sighting(status()),
-    owned=STACK,
-    gym=GYM,
-    answering={name: f"{name}-1" for name in GYM},
-)
-
-
-def seen(**more: Any) -> Seen:
-    return replace(WELL, **{k: frozenset(v) if k == "gone" else v for k, v in more.items()})
 
 
 def test_a_job_that_runs_is_left_alone() -> None:
@@ -91,29 +30,31 @@ def test_a_job_that_runs_is_left_alone() -> None:
 
 
 def test_before_the_first_look_into_ray_nothing_is_lost() -> None:
-    assert decide(seen(job=None)) == Wait()
+    assert decide(observation(job=None)) == Wait()
 
 
 @pytest.mark.parametrize("name", ["worker_1", "temporal", "policy"])
 def test_a_process_without_state_is_started_again_without_a_restore(name: str) -> None:
     """Design, section 4. Break: treat every process as one with state."""
-    assert decide(seen(gone={name})) == Restart(frozenset({name}))
+    assert decide(observation(gone={name})) == Restart(frozenset({name}))
 
 
 @pytest.mark.parametrize("name", sorted(GYM))
 def test_the_loss_of_a_gym_server_is_a_restore(name: str) -> None:
-    assert decide(seen(gone={name, "worker_1"})) == Recover((f"{name} is gone",))
+    assert decide(observation(gone={name, "worker_1"})) == Recover((f"{name} is gone",))
 
 
 def test_the_loss_of_ray_starts_it_again_and_restores() -> None:
-    assert decide(seen(gone={"ray"}, job=None)) == Recover(("ray is gone",), ray_is_lost=True)
+    assert decide(observation(gone={"ray"}, job=None)) == Recover(
+        ("ray is gone",), ray_is_lost=True
+    )
 
 
 def test_the_loss_of_everything_names_what_held_state() -> None:
-    deed = decide(seen(gone=STACK, job=None, answering={}))
-    assert isinstance(deed, Recover) and deed.ray_is_lost
+    action = decide(observation(gone=STACK, job=None, answering={}))
+    assert isinstance(action, Recover) and action.ray_is_lost
     reasons = ("ray is gone", *(f"{name} is gone" for name in sorted(GYM)))
-    assert deed.reasons == reasons
+    assert action.reasons == reasons
 
 
 @pytest.mark.parametrize(
@@ -133,22 +74,22 @@ def test_the_loss_of_everything_names_what_held_state() -> None:
     ],
 )
 def test_the_loss_of_state_in_ray_is_a_restore(job: JobSighting, reason: str) -> None:
-    assert decide(seen(job=job)) == Recover((reason,))
+    assert decide(observation(job=job)) == Recover((reason,))
 
 
 def test_a_restarted_gym_server_is_never_taken_for_the_old_one() -> None:
-    deed = decide(seen(answering={**WELL.answering, "counter": "counter-2"}))
-    assert isinstance(deed, Recover)
-    assert "counter is another instance" in deed.reasons[0]
+    action = decide(observation(answering={**WELL.answering, "counter": "counter-2"}))
+    assert isinstance(action, Recover)
+    assert "counter is another instance" in action.reasons[0]
 
 
 def test_a_server_that_does_not_answer_is_not_lost_by_that() -> None:
-    assert decide(seen(answering={})) == Wait()
+    assert decide(observation(answering={})) == Wait()
 
 
 def test_the_silence_of_a_server_that_somebody_else_starts_is_told_after_a_while() -> None:
     """Break: wait for ever, and nobody knows what for."""
-    silent = seen(unheard_s={"judge": UNHEARD_S + 1, "taxi": UNHEARD_S - 1})
+    silent = observation(unheard_s={"judge": UNHEARD_S + 1, "taxi": UNHEARD_S - 1})
     assert decide(silent) == Wait()
     assert unanswered(silent) == {"judge"}
 
@@ -156,63 +97,63 @@ def test_the_silence_of_a_server_that_somebody_else_starts_is_told_after_a_while
 def test_an_unmodified_server_has_no_instance_to_compare() -> None:
     servers = [s.model_copy(update={"instance_id": None}) for s in sighting().servers]
     job = sighting(status(), servers=servers)
-    assert decide(seen(job=job, answering={"counter": "other"})) == Wait()
+    assert decide(observation(job=job, answering={"counter": "other"})) == Wait()
 
 
 @pytest.mark.parametrize(("silent_s", "lost"), [(SILENT_S - 1, False), (SILENT_S + 1, True)])
 def test_a_silent_controller_is_lost_after_a_while(silent_s: float, lost: bool) -> None:
-    deed = decide(seen(job=sighting(None, silent=True), silent_s=silent_s))
-    assert isinstance(deed, Recover) == lost
+    action = decide(observation(job=sighting(None, silent=True), silent_s=silent_s))
+    assert isinstance(action, Recover) == lost
 
 
 @pytest.mark.parametrize("owned", [STACK, STACK - {"ray"}])
 def test_only_the_stacks_own_ray_is_started_again_for_its_silence(owned: frozenset[str]) -> None:
     silent = JobSighting(at=1.0, reachable=False)
-    deed = decide(seen(job=silent, owned=owned, unreachable_s=UNREACHABLE_S + 1))
+    action = decide(observation(job=silent, owned=owned, unreachable_s=UNREACHABLE_S + 1))
     if "ray" in owned:
-        assert isinstance(deed, Recover) and deed.ray_is_lost
+        assert isinstance(action, Recover) and action.ray_is_lost
     else:
-        assert deed == Wait()
+        assert action == Wait()
 
 
 @pytest.mark.parametrize("name", [GENERATION, NEMO_GYM])
 def test_an_actor_without_state_is_started_again_without_a_restore(name: str) -> None:
     job = sighting(status(), actors=[actor for actor in ACTORS if actor != name])
-    assert decide(seen(job=job)) == Revive((name,))
+    assert decide(observation(job=job)) == Revive((name,))
 
 
 def test_a_finished_job_is_the_end_whatever_is_lost() -> None:
     over = status("finished")
-    assert decide(seen(job=sighting(over), gone=STACK, stopped=True)) == End(over)
+    assert decide(observation(job=sighting(over), gone=STACK, stopped=True)) == End(over)
 
 
 def test_the_end_of_an_older_incarnation_is_not_the_end() -> None:
-    deed = decide(seen(job=sighting(status("finished", incarnation=2))))
-    assert deed == Recover(("the controller is gone",))
+    action = decide(observation(job=sighting(status("finished", incarnation=2))))
+    assert action == Recover(("the controller is gone",))
 
 
 def test_a_stack_ended_on_purpose_is_not_brought_back() -> None:
     """Break: look at what is gone first."""
-    assert isinstance(decide(seen(gone=STACK, job=None, stopped=True)), Leave)
+    assert isinstance(decide(observation(gone=STACK, job=None, stopped=True)), Leave)
 
 
 def test_somebody_elses_restore_is_waited_for_and_its_tools_are_kept_running() -> None:
     """Break: claim over it, and two supervisors restore each other's jobs for ever."""
-    other = seen(newest=4, claim_driven=True, job=sighting(None))
+    other = observation(newest=4, claim_driven=True, job=sighting(None))
     assert decide(other) == Wait()
     broken = replace(other, gone=frozenset({"worker_2", "counter"}))
     assert decide(broken) == Restart(frozenset({"worker_2"}))
 
 
 def test_somebody_elses_incarnation_that_runs_is_supervised_from_there() -> None:
-    assert decide(seen(newest=4, job=sighting(status(incarnation=4)))) == Adopt(4)
-    half = seen(newest=4, job=sighting(status("restored", incarnation=4)), claim_driven=True)
+    assert decide(observation(newest=4, job=sighting(status(incarnation=4)))) == Adopt(4)
+    half = observation(newest=4, job=sighting(status("restored", incarnation=4)), claim_driven=True)
     assert decide(half) == Wait()
 
 
 def test_a_claim_that_nobody_brings_to_life_is_taken_over() -> None:
-    deed = decide(seen(newest=4, job=sighting(None)))
-    assert deed == Recover(("incarnation 4 was claimed and is not alive",))
+    action = decide(observation(newest=4, job=sighting(None)))
+    assert action == Recover(("incarnation 4 was claimed and is not alive",))
 
 
 @pytest.mark.parametrize(
@@ -222,19 +163,19 @@ def test_a_claim_is_not_taken_over_before_anybody_could_see_what_it_came_to(
     job: JobSighting | None,
 ) -> None:
     """Break: take an incarnation that nobody could look at for dead."""
-    assert decide(seen(newest=4, job=job)) == Wait()
-    silent = seen(newest=4, job=sighting(None, silent=True), silent_s=SILENT_S + 1)
+    assert decide(observation(newest=4, job=job)) == Wait()
+    silent = observation(newest=4, job=sighting(None, silent=True), silent_s=SILENT_S + 1)
     assert isinstance(decide(silent), Recover)
 
 
 def test_somebody_elses_restore_is_not_waited_for_when_ray_is_gone() -> None:
     """Break: wait for a workflow whose workers cannot start without Ray, for ever."""
-    lost = seen(newest=4, claim_driven=True, job=None, gone=STACK)
+    lost = observation(newest=4, claim_driven=True, job=None, gone=STACK)
     assert decide(lost) == Recover(("ray is gone",), ray_is_lost=True)
 
 
 def test_during_a_recovery_only_the_death_of_what_was_started_is_news() -> None:
-    under_way = seen(recovering=True, newest=4, job=sighting(None), answering={})
+    under_way = observation(recovering=True, newest=4, job=sighting(None), answering={})
     assert decide(under_way) == Wait()
     again = replace(under_way, gone=frozenset({"counter"}))
     assert decide(again) == Recover(("counter is gone",))

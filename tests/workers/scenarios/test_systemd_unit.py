@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from workers.cli.app import app
 from workers.cli.output import EXIT_TERMINATED, EXIT_USAGE
 
-UNIT = Path(__file__).parents[2] / "docker" / "turnpoint.service"
+UNIT = Path(__file__).parents[3] / "docker" / "turnpoint.service"
 
 
 def service() -> dict[str, str]:

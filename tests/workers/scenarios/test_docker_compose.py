@@ -11,7 +11,7 @@ import yaml
 
 from workers.stack.policy_defaults import FLAGS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
