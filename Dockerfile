@@ -16,7 +16,7 @@ RUN pip install --no-cache-dir --no-deps -r requirements.lock \
         ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} \
     && pip install --no-cache-dir --no-deps --ignore-requires-python nemo-gym==0.7.0
 
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE turnpoint_program.py ./
 COPY activities activities
 COPY gym gym
 COPY rl rl
