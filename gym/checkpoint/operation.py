@@ -8,12 +8,12 @@ refused (design section 6). Everything ends with the hold, so memory stays bound
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 
-from gym.protocol import RequestConflict, StaleCheckpoint
+from gym.protocol import StaleCheckpoint
+from gym.single_flight import SingleFlight
 
 T = TypeVar("T")
 
@@ -25,18 +25,13 @@ class Hold:
     """One id's hold of a participant, from its first operation to resume, reset or lease end."""
 
     def __init__(self, operation_id: str) -> None:
-        """Nothing done yet."""
         self.id = operation_id
         self.ended = asyncio.Event()
         """Set when the id can do nothing more here; who waits under it gives up."""
-        self.stop = threading.Event()
-        """The same, for the hold's threads."""
-        self._recorded: dict[str, tuple[object, object]] = {}
-        self._running: dict[str, tuple[object, asyncio.Task[Any]]] = {}
+        self._flights: SingleFlight[str] = SingleFlight("an operation of this id")
 
     def end(self) -> None:
         """Nothing of this id takes effect any more."""
-        self.stop.set()
         self.ended.set()
 
     def raise_if_ended(self) -> None:
@@ -52,63 +47,17 @@ class Hold:
         *,
         record: Callable[[T], bool] = lambda _: True,
     ) -> T:
-        """Run `work` in a task of its own, or join what runs, or answer what was recorded.
-
-        A caller that leaves ends nothing.
-
-        Args:
-            operation: Name of the operation.
-            body: What must be the same in a repeat.
-            work: The operation; it sees to `raise_if_ended` itself.
-            record: Whether this answer stands for repeats.
+        """Run `work` once, as `SingleFlight.run`; it sees to `raise_if_ended` itself.
 
         Raises:
             RequestConflict: The operation runs or ran with another body.
         """
-        if operation in self._recorded:
-            known, answer = self._recorded[operation]
-            self._raise_if_other(operation, known, body)
-            return cast(T, answer)
-        if operation in self._running:
-            known, task = self._running[operation]
-            self._raise_if_other(operation, known, body)
-        else:
-            task = asyncio.ensure_future(self._run(operation, body, work, record))
-            task.add_done_callback(_look_at)
-            self._running[operation] = (body, task)
-        return cast(T, await asyncio.shield(task))
+        details = {"id": self.id, "operation": operation}
+        return await self._flights.run(operation, body, work, record=record, details=details)
 
     async def settled(self, operation: str) -> None:
         """Return when `operation` does not run (any more), however it ended."""
-        if operation in self._running:
-            await asyncio.wait([self._running[operation][1]])
-
-    async def _run(
-        self,
-        operation: str,
-        body: object,
-        work: Callable[[], Awaitable[T]],
-        record: Callable[[T], bool],
-    ) -> T:
-        try:
-            answer = await work()
-            if record(answer):
-                self._recorded[operation] = (body, answer)
-            return answer
-        finally:
-            del self._running[operation]
-
-    def _raise_if_other(self, operation: str, known: object, body: object) -> None:
-        if known != body:
-            raise RequestConflict(
-                f"{operation} of this id came with another body", details={"id": self.id}
-            )
-
-
-def _look_at(task: asyncio.Task[Any]) -> None:
-    """Take the error of a task whose callers have all left: the operation logged it."""
-    if not task.cancelled():
-        task.exception()
+        await self._flights.settled(operation)
 
 
 class StaleIds:
