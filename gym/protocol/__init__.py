@@ -48,6 +48,7 @@ from gym.protocol.errors import (
     ProtocolError,
     RequestConflict,
     ResultConflict,
+    SecretFileRefused,
     ServerFault,
     ServerUnreachable,
     SessionLost,
@@ -92,6 +93,7 @@ from gym.protocol.records import (
     WrittenFile,
     canonical_json,
     digest_of,
+    parse_json,
 )
 
 __all__ = [
@@ -151,6 +153,7 @@ __all__ = [
     "ResumeAnswer",
     "ResumeRequest",
     "Role",
+    "SecretFileRefused",
     "ServerFault",
     "ServerUnreachable",
     "SessionEntry",
@@ -174,6 +177,7 @@ __all__ = [
     "digest_of",
     "error_from_body",
     "model_call_id",
+    "parse_json",
     "request_id",
     "staging_key",
 ]

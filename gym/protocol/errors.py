@@ -28,6 +28,7 @@ TurnpointError                 code, status, whether a retry can help, who it co
 │   ├── ResultConflict         409 result_conflict: an acknowledge with another digest
 │   └── SessionLost            410 session_lost
 ├── ServerUnreachable          no answer from a server (transport)
+├── SecretFileRefused          secret_file: unreadable, empty, or others may read it
 ├── OtherServer                other_server: another server than the configured one answers there
 └── ServerFault                an answer that is not of this protocol (500, a wrong body)
 
@@ -268,6 +269,12 @@ class OtherServer(TurnpointError):
 
     code = "other_server"
     status = 409
+
+
+class SecretFileRefused(TurnpointError):
+    """A file with a secret cannot be read, is empty, or others may read it; the file is named."""
+
+    code = "secret_file"
 
 
 class ServerFault(TurnpointError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from enum import StrEnum
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NoReturn
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -167,3 +167,20 @@ def canonical_json(value: Any) -> bytes:
 def digest_of(value: Any) -> str:
     """sha256 (hex) of a JSON value in its canonical form."""
     return hashlib.sha256(canonical_json(value)).hexdigest()
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text, key order kept.
+
+    Raises:
+        ValueError: It is not JSON, holds NaN or an infinity (Python's own extension), or is nested
+            too deeply.
+    """
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")

@@ -5,7 +5,6 @@ Guarantees: an error names the key and hides its value; a credential is never pr
 
 from __future__ import annotations
 
-import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gym.protocol.records import ServerName
+from gym.secret_file import read_secret_file
 
 ENV_PREFIX = "TURNPOINT_SERVER_"
 """Of a Gym server's variables. A server may add its own below it (`TURNPOINT_SERVER_MY_KEY`)."""
@@ -52,28 +52,13 @@ class ServerSettings(BaseSettings):
         """The control token, or None if none is configured.
 
         Raises:
-            ValueError: The file is empty, or others may read it.
+            SecretFileRefused: The file is empty, or others may read it.
         """
         if self.control_token is not None and self.control_token.get_secret_value():
             return self.control_token
         if self.control_token_file is None:
             return None
-        return read_token_file(self.control_token_file)
-
-
-def read_token_file(path: Path) -> SecretStr:
-    """The token in a file that only its owner may read.
-
-    Raises:
-        ValueError: The file is empty, or its mode lets others read it.
-        OSError: It cannot be read.
-    """
-    if stat.S_IMODE(path.stat().st_mode) & 0o077:
-        raise ValueError(f"control_token_file {path.name} must have mode 0600")
-    text = path.read_text(encoding="utf-8").strip()
-    if not text:
-        raise ValueError(f"control_token_file {path.name} is empty")
-    return SecretStr(text)
+        return read_secret_file(self.control_token_file, "control_token_file")
 
 
 S = TypeVar("S", bound=ServerSettings)

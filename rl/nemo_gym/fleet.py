@@ -14,8 +14,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypedDict, TypeVar
 
-from gym.client import GymClient, retry_until
+from gym.client import GymClient
 from gym.protocol import INNER_FILES_FOLDER, Counts, DeadlineExceeded, Kind, Role, WrittenFile
+from gym.retry import retry_until
 from rl.errors import ServerUnfit
 from rl.messages import JoinedServer, ServerReport
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from gym.client import GymClient, retry_until
+from gym.client import GymClient
 from gym.protocol import (
     SCHEMA_VERSION,
     Capabilities,
@@ -22,6 +22,7 @@ from gym.protocol import (
     ServerFault,
     ServerUnreachable,
 )
+from gym.retry import retry_until
 from rl.errors import ServersMissing, ServersNotAwaiting, ServerUnfit
 from rl.messages import JobConfig, JoinedServer, ServerConfig
 

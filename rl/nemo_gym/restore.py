@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from gym.client import GymClient, retry_until
+from gym.client import GymClient
 from gym.protocol import (
     DiscardRequest,
     InvalidPhase,
@@ -30,6 +30,7 @@ from gym.protocol import (
     TurnpointError,
     WrittenFile,
 )
+from gym.retry import retry_until
 from rl.errors import ServersMissing
 from rl.messages import JoinedServer, ServerReport
 from rl.nemo_gym.fleet import Answered, Fleet, each, own_files, report

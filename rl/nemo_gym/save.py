@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gym.client import GymClient, retry_until
+from gym.client import GymClient
 from gym.protocol import (
     Blocker,
     CommitAnswer,
@@ -36,6 +36,7 @@ from gym.protocol import (
     TurnpointError,
     WrittenFile,
 )
+from gym.retry import retry_until
 from rl.errors import NotHeld
 from rl.messages import JoinedServer, PrepareAnswers, ServerReport
 from rl.nemo_gym.fleet import Answered, Fleet, budget_s, each, own_files, report

@@ -17,7 +17,7 @@ from gym.checkpoint.participant import Participant
 from gym.protocol import Kind
 from gym.protocol.control import BASE_PATH
 from gym.server.control_routes import create_app
-from gym.server.settings import ServerSettings, read_token_file, settings_from_command_line
+from gym.server.settings import ServerSettings, settings_from_command_line
 from tests.gym.parts import FakePart, settings
 
 AUTHORIZED = {"authorization": "Bearer token"}
@@ -132,19 +132,6 @@ def test_without_a_token_the_routes_are_not_installed(tmp_path: Path) -> None:
         bare = ServerSettings(name="fake", port=21_999, snapshot_root=tmp_path, control_token=token)
         with pytest.raises(ValueError, match="control_token_file"):
             create_app(Participant("fake", FakePart(), bare))
-
-
-def test_a_token_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "token"
-    file.write_text("s3cret\n")
-    file.chmod(0o640)
-    with pytest.raises(ValueError, match="0600"):
-        read_token_file(file)
-    file.chmod(0o600)
-    assert read_token_file(file).get_secret_value() == "s3cret"
-    file.write_text("\n")
-    with pytest.raises(ValueError, match="empty"):
-        read_token_file(file)
 
 
 def test_flags_win_over_the_environment_and_errors_hide_values(

@@ -18,7 +18,7 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from gym.client import GymClient, retry_until
+from gym.client import GymClient
 from gym.protocol import (
     Capabilities,
     CommitRequest,
@@ -37,6 +37,7 @@ from gym.protocol import (
     StatusRequest,
     Unauthorized,
 )
+from gym.retry import retry_until
 from tests.gym.parts import checkpoint_folder
 from tests.ports import free_port
 
