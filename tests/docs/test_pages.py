@@ -20,7 +20,7 @@ from workers.cli.app import app
 from workers.config.gym_servers import environment
 from workers.config.settings import load_settings
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", "CONTRIBUTING.md"]
 KINDS = {
     "gym.model.server": ModelServerSettings,
