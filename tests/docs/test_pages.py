@@ -1,10 +1,12 @@
-"""Every command that README and CONTRIBUTING show exists, with the flags they give it.
+"""Every command, file, link and block of the pages is real.
 
-`tests/real/test_story.py` and the demo run them; this finds the one that was renamed.
+`tests/real/test_story.py` and the demo run the commands; this finds the one that was renamed.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import re
 import shlex
 from pathlib import Path
@@ -12,36 +14,19 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from gym.agent.gymnasium_server import GymnasiumAgentSettings
-from gym.environments.gymnasium_server import GymnasiumServerSettings
-from gym.model.server import ModelServerSettings
-from gym.server.settings import settings_from_command_line
+from activities.contract import TASK_QUEUE, WORKFLOW_TYPES, RestoreInput, SaveInput
+from tests.docs.pages import PAGES, ROOT, blocks, commands, text
 from workers.cli.app import app
-from workers.config.gym_servers import environment
 from workers.config.settings import load_settings
 
-ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "CONTRIBUTING.md"]
-KINDS = {
-    "gym.model.server": ModelServerSettings,
-    "gym.environments.gymnasium_server": GymnasiumServerSettings,
-    "gym.agent.gymnasium_server": GymnasiumAgentSettings,
-}
+ROOMS = ("activities", "docker", "docs", "examples", "gym", "rl", "tests", "workers", "workflows")
+INPUTS = {"SaveSnapshot": SaveInput, "RestoreSnapshot": RestoreInput}
 
 
-def shown(program: str) -> list[str]:
-    """The command lines of a program in the pages' code blocks."""
-    found = []
-    for page in PAGES:
-        for block in re.findall(r"```console\n(.*?)```", (ROOT / page).read_text(), re.DOTALL):
-            joined = block.replace("\\\n", " ")
-            found += re.findall(rf"^\s*\$ (?:[A-Z_]+=\S+ )*{program} (.*)$", joined, re.MULTILINE)
-    return sorted(set(found))
-
-
-@pytest.mark.parametrize("line", shown("turnpoint"))
+@pytest.mark.parametrize("line", commands("turnpoint"))
 def test_a_turnpoint_command_exists_with_its_flags(line: str) -> None:
-    words = shlex.split(line, comments=True)
+    """Break: show a flag that the command does not have."""
+    words = shlex.split(line)
     done = CliRunner().invoke(app, [words[0], "--help"], env={"COLUMNS": "200"})
     assert done.exit_code == 0, done.output
     for word in words[1:]:
@@ -49,36 +34,85 @@ def test_a_turnpoint_command_exists_with_its_flags(line: str) -> None:
             assert word in done.output
 
 
-@pytest.mark.parametrize("line", shown("make"))
-def test_a_make_target_exists(line: str) -> None:
-    target = shlex.split(line, comments=True)[0]
-    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+def test_every_turnpoint_command_is_in_the_readme() -> None:
+    """Break: add a command, and do not tell."""
+    named = " ".join(re.findall(r"^\| (`[a-z`, A-Z-]+`) \|", text("README.md"), re.MULTILINE))
+    listed = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).output
+    known = set(re.findall(r"^  ([a-z]+)  +[A-Z]", listed, re.MULTILINE))
+    assert len(known) >= 12
+    assert known <= set(re.findall(r"[a-z]+", named))
 
 
-def test_the_pages_show_commands() -> None:
-    assert len(shown("turnpoint")) >= 6
-    assert shown("make")
+def test_every_make_target_exists() -> None:
+    """Break: name a target that the Makefile does not have."""
+    shown = {shlex.split(line)[0] for line in commands("make")}
+    for page in PAGES:
+        calls = re.findall(r"`(?:[A-Z_]+=\S+ )*make ([a-z-]+)[^`]*`", text(page))
+        shown |= set(calls)
+    assert len(shown) >= 6
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert shown <= targets
 
 
-def test_the_servers_that_the_readme_names_can_be_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("line", commands(".venv/bin/temporal"))
+def test_a_workflow_started_by_hand_has_its_type_queue_and_input(line: str) -> None:
+    """Break: show an input with a field that the workflow refuses."""
+    words = shlex.split(line)
+    assert words[:2] == ["workflow", "start"]
+    given = dict(zip(words[2::2], words[3::2], strict=True))
+    assert given["--type"] in WORKFLOW_TYPES and given["--task-queue"] == TASK_QUEUE
+    asked = INPUTS[given["--type"]].model_validate(json.loads(given["--input"]))
+    assert given["--workflow-id"].startswith(f"{asked.job_id}/")
+
+
+def test_every_module_that_is_to_be_run_exists() -> None:
+    """Break: name a module that is not there."""
+    modules = {
+        module for page in PAGES for module in re.findall(r"python -m ([a-z_.]+)", text(page))
+    }
+    assert modules
+    for module in modules:
+        assert importlib.util.find_spec(module) is not None, module
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_file_that_a_page_names_is_there(page: str) -> None:
+    """Break: rename a file that a page names."""
+    for name in re.findall(r"`([a-zA-Z_./-]+)`", text(page)):
+        first = name.split("/")[0]
+        if "/" in name and first in ROOMS and not name.startswith("gym/<"):
+            assert list(ROOT.glob(name.rstrip("/"))), name
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_to_a_page_and_a_heading(page: str) -> None:
+    """Break: rename a heading that another page links to."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", text(page)):
+        path, _, anchor = target.partition("#")
+        file = (ROOT / page).parent / path if path else ROOT / page
+        assert file.is_file(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", file.read_text(), re.MULTILINE)
+            assert anchor in {_anchor(heading) for heading in headings}, target
+
+
+def _anchor(heading: str) -> str:
+    return re.sub(r"[^a-z0-9_ -]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("block", blocks("toml"))
+def test_a_configuration_that_a_page_shows_is_accepted(
+    block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Break: show a key that is none, or a flag that no server has."""
-    (block,) = re.findall(r"```toml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    """Break: show a key that does not exist."""
     (tmp_path / "turnpoint.toml").write_text(block)
     monkeypatch.chdir(tmp_path)
-    servers = load_settings(attach=False).servers
-    assert {server.name for server in servers} >= {"policy_model", "gymnasium", "gymnasium_agent"}
-    for server in servers:
-        python, m, module, *flags = server.command
-        assert (python, m) == ("python", "-m")
-        told = environment(
-            server,
-            snapshot_root=tmp_path,
-            token_file=tmp_path / "control_token",
-            generation_url="http://127.0.0.1:1/v1",
-            expect_restore=False,
-        )
-        for name, value in told.items():
-            monkeypatch.setenv(name, value)
-        settings_from_command_line(KINDS[module], flags)
+    load_settings(attach=False)
+
+
+def test_the_pages_show_what_is_checked() -> None:
+    assert len(commands("turnpoint")) >= 10
+    assert commands("make")
+    assert len(commands(".venv/bin/temporal")) == 2
+    assert len(blocks("toml")) == 2
+    assert len(blocks("mermaid", ["docs/design.md"])) == 2
