@@ -1,4 +1,5 @@
-"""Temporal activities: one class for each collaborator, thin.
+"""Temporal activities: thin calls to the controller, Gym servers, the disk and the job's actors.
 
-`activities.contract` is what workflows import; the classes are for the worker.
+Begin with `activities.contract`: every request and result, which is all that workflows import.
+`activities.driving` keeps heartbeats and leases alive while an activity runs.
 """

@@ -1,1 +1,4 @@
-"""Small resource servers, one for each way of taking part, and rows for them."""
+"""Small environments, one for each way of taking part, and dataset rows for them.
+
+Begin with `examples.dice` (restarts its rollouts) and `gym.environments.counter` (survives).
+"""

@@ -1,4 +1,5 @@
-"""The RL side: Ray actors, ledger, barrier, data plane and the snapshot folder.
+"""The RL side: controller, NemoGym actor, records, TransferQueue and the snapshot folder.
 
-Importing this package imports neither Ray nor torch; the modules that need them do.
+Begin with `rl.controller` and `rl.messages`, what the actors are asked and answer. Importing this
+package imports neither Ray nor torch; the modules that need them do.
 """

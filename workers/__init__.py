@@ -1,1 +1,5 @@
-"""The worker, the local stack and the command line (design section 3, rooms)."""
+"""The worker process, the local stack, the supervisor and the command line.
+
+Begin with `workers.worker`, which runs workflows and activities, and `workers.cli`, the command
+`turnpoint` (design section 3, rooms).
+"""

@@ -1,1 +1,5 @@
-"""The state machine of a Gym server's checkpoints, the same for all three kinds of servers."""
+"""A Gym server's side of saves and restores, the same for all three kinds.
+
+Begin with `gym.checkpoint.phases`, the state machine; then `gym.checkpoint.save` and
+`gym.checkpoint.restore`. `gym.checkpoint.part` is what each kind adds.
+"""

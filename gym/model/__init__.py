@@ -1,1 +1,4 @@
-"""The policy model server."""
+"""The policy model server: passes model calls on and keeps the ledger of who called what.
+
+Begin with `gym.model.part`; `gym.model.ledger` has the rows.
+"""

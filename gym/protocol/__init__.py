@@ -1,7 +1,8 @@
 """The contract between RL and the Gym servers: phases, messages, records and errors.
 
-Pure pydantic and standard library, no I/O: workflows, activities, RL and the servers all
-import it (design section 3, rooms; section 6, the control protocol).
+Begin with `gym.protocol.control`, the messages of the control routes. Pure pydantic and standard
+library, no I/O: workflows, activities, RL and the servers all import it (design section 3, rooms;
+section 6, the control protocol).
 """
 
 from gym.protocol.control import (

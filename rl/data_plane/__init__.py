@@ -1,1 +1,4 @@
-"""TransferQueue: its host, its rows and how they are reached."""
+"""TransferQueue: rows of model calls and finished rollouts; the actor that saves and loads it.
+
+Begin with `rl.data_plane.rows`, what a row is.
+"""

@@ -1,1 +1,4 @@
-"""The generation endpoint between the policy model server and vLLM."""
+"""The generation endpoint: asks vLLM, keeps the tokens in TransferQueue, answers without them.
+
+Begin with `rl.generation.app`.
+"""

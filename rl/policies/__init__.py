@@ -1,1 +1,1 @@
-"""Policies for demo and tests: a script, a tiny model, vLLM's command line."""
+"""Policies for the demo and the tests: a script, a tiny model, and how vLLM is started."""

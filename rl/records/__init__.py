@@ -1,1 +1,4 @@
-"""Records that RL keeps of a job and writes into its snapshots."""
+"""RL's records of a job: which rollouts there are, what became of them, what is still owed.
+
+Begin with `rl.records.recovery_ledger`; `rl.records.inventories` compares it with the servers.
+"""

@@ -1,1 +1,4 @@
-"""The job's folder of snapshots and incarnations."""
+"""The job's folder on disk: snapshots, manifests and incarnations.
+
+Begin with `rl.snapshots.folder`: reserve, publish, discard, verify, prune.
+"""

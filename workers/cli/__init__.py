@@ -1,1 +1,4 @@
-"""The command line `turnpoint`."""
+"""The command line `turnpoint`: one module for each group of commands.
+
+Begin with `workers.cli.app`.
+"""

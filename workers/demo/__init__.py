@@ -1,1 +1,1 @@
-"""`make demo`: the whole story, and its report."""
+"""`make demo`: save, kill everything, restore, go on; and its report."""

@@ -1,1 +1,4 @@
-"""A job as commands see it: its workflows, its state, its actors in Ray."""
+"""A job as commands see it: its workflows, its status, its actors in Ray.
+
+Begin with `workers.job.commands`: start, save, restore.
+"""

@@ -1,1 +1,4 @@
-"""Supervision of a job: observe, decide, act."""
+"""Supervision of a job: observe, decide, act.
+
+Begin with `workers.supervisor.decide`, a pure function.
+"""
