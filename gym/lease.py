@@ -26,33 +26,29 @@ class Lease:
     """At most one lease at a time, used on one event loop.
 
     Args:
-        on_end: Called once when a held lease runs out; not when it is released.
+        on_end: Called once when the lease runs out; not when it is released.
         clock: Seconds, never going back.
     """
 
     def __init__(
         self, on_end: Callable[[], None], *, clock: Callable[[], float] = lease_clock
     ) -> None:
-        """Start without a lease."""
         self._on_end = on_end
         self._clock = clock
         self._ends_at: float | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self.length_s: float | None = None
-        """Length last held for, in seconds."""
 
     @property
     def left_s(self) -> float | None:
-        """Seconds left (0 at least), or None when nothing is held."""
+        """Seconds left (0 at least), or None without a lease."""
         if self._ends_at is None:
             return None
         return max(0.0, self._ends_at - self._clock())
 
-    def hold(self, length_s: float) -> None:
-        """Let the lease run for `length_s` from now, whatever was left."""
-        self.length_s = length_s
-        self._ends_at = self._clock() + length_s
-        self._arm(length_s)
+    def extend(self, lease_s: float) -> None:
+        """Let the lease run for `lease_s` from now, whatever was left."""
+        self._ends_at = self._clock() + lease_s
+        self._arm(lease_s)
 
     def release(self) -> None:
         """Drop the lease without calling `on_end`; repeatable."""

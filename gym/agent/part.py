@@ -8,13 +8,12 @@ the first call of run n+1 ends run n. A restored record stays until its run move
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 from gym.agent.run import AgentRun, Loop, Surroundings
@@ -27,7 +26,8 @@ from gym.agent.state import (
     write_states,
 )
 from gym.checkpoint.fences import Fences
-from gym.checkpoint.part import Export, PartWriter, RestoreInventory
+from gym.checkpoint.part_files import PartWriter
+from gym.checkpoint.phases import Phases
 from gym.logs import log_fault
 from gym.model.ledger_files import file_named, read_continuations
 from gym.protocol import (
@@ -35,6 +35,7 @@ from gym.protocol import (
     Blocker,
     CommitRequest,
     Counts,
+    Holdings,
     Identity,
     IdentityMismatch,
     InvalidRequest,
@@ -52,9 +53,6 @@ from gym.protocol import (
     error_from_body,
 )
 
-if TYPE_CHECKING:
-    from gym.checkpoint.participant import Participant
-
 log = logging.getLogger("turnpoint.gym")
 _COUNTED = (Phase.PREPARED, Phase.COMMITTED)
 """Phases in which the lines of a save and the counts of `status` must stay the same."""
@@ -70,15 +68,19 @@ class RunOutcome:
     resource_revisions: dict[str, int | None]
 
 
-@dataclass
-class AgentExport(Export):
+@dataclass(frozen=True)
+class AgentExport:
     """The runs as they stood when the commit began."""
 
-    states: list[RunState] = field(default_factory=list)
+    states: list[RunState]
+    counts: Counts
 
-    def write(self, writer: PartWriter) -> None:
+    def write(self, writer: PartWriter) -> Holdings:
         """Write state and continuation index."""
         write_states(writer, self.states)
+        return Holdings(
+            counts=self.counts, continuations=[state.continuation() for state in self.states]
+        )
 
 
 class HeldRun:
@@ -144,9 +146,10 @@ class HeldRun:
 
 
 class AgentPart:
-    """What the agent server holds. Used on one event loop; also the runs' gate.
+    """What the agent server holds. Used on one event loop.
 
     Args:
+        phases: The server's state machine, which is also the runs' gate.
         surroundings: Servers that runs call, and their limits.
         loop: What runs do between two boundaries.
     """
@@ -154,18 +157,15 @@ class AgentPart:
     kind = Kind.AGENT
     mode = Mode.EXPORT_RESTORE
     role: Role | None = None
-    participant: Participant
-    """Set by the server once both exist."""
 
-    def __init__(self, surroundings: Surroundings, loop: Loop) -> None:
-        """Hold no run."""
+    def __init__(self, phases: Phases, surroundings: Surroundings, loop: Loop) -> None:
+        self._phases = phases
         self._around = surroundings
         self._loop = loop
         self._held: dict[str, HeldRun] = {}
         self._acknowledged: dict[str, tuple[int, str]] = {}
         """Rollout id -> run and digest whose result RL owns, until it is forgotten."""
         self._fences = Fences()
-        self._reopened = asyncio.Event()
 
     def accept(self, identity: Identity, row: dict[str, Any]) -> HeldRun:
         """The run that a `/run` call is about, started.
@@ -197,7 +197,7 @@ class AgentPart:
                 "a newer run of this rollout exists, or this one is finished",
                 details={"rollout_id": identity.rollout_id, "attempt": identity.attempt},
             )
-        self.participant.require_open()
+        self._phases.require_open()
         state = _begun(identity.rollout_id, identity.attempt, row)
         if self._fences.admit(identity):
             self._end({identity.rollout_id}, StaleAttempt("a newer run of this rollout exists"))
@@ -216,14 +216,14 @@ class AgentPart:
             InvalidRequest: The row has no input.
             TurnpointError: The run failed.
         """
-        incarnation = self.participant.incarnation
+        incarnation = self._phases.incarnation
         assert incarnation is not None  # it was held until the server was open
         state = _begun(f"unidentified-{uuid4().hex}", 0, row)
         around = self._around.without_identity()
-        return await AgentRun(state, incarnation, around, self, self._loop).finish()
+        return await AgentRun(state, incarnation, around, self._phases, self._loop).finish()
 
     def _run(self, state: RunState, incarnation: int) -> AgentRun:
-        return AgentRun(state, incarnation, self._around, self, self._loop)
+        return AgentRun(state, incarnation, self._around, self._phases, self._loop)
 
     def _end(self, rollout_ids: Collection[str], error: TurnpointError) -> None:
         for rollout_id in rollout_ids:
@@ -235,26 +235,6 @@ class AgentPart:
         tasks = [held.task for held in self._held.values() if held.task is not None]
         self._end(list(self._held), ServerFault("the agent server is being stopped"))
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    # --- the runs' gate (gym.agent.run.Gate) --------------------------------------------------
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a run may leave its boundary."""
-        return self.participant.is_open
-
-    async def wait_open(self) -> None:
-        """Return when it may."""
-        await self.participant.wait_open()
-
-    async def opened_within(self, seconds: float) -> None:
-        """Return when the server opens (again), after `seconds` at the latest."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._reopened.wait(), seconds)
-
-    def changed(self) -> None:
-        """A run arrived at a boundary, left one or ended."""
-        self.participant.changed()
 
     # --- what `Participant` calls; see `gym.checkpoint.part.Part` ---------------------------------
 
@@ -288,38 +268,34 @@ class AgentPart:
     def export(self, request: CommitRequest) -> AgentExport:
         """All runs without a result, as they stand; failed ones too, to be started over."""
         states = [held.state.frozen() for held in self._unfinished()]
-        return AgentExport(
-            states=states,
-            counts=self.counts(),
-            continuations=[state.continuation() for state in states],
-        )
+        return AgentExport(states, self.counts())
 
     def read(self, folder: Path, files: list[WrittenFile]) -> list[RunState]:
         """States of the saved runs; raises like `gym.agent.state.read_states`."""
         continuations = read_continuations(file_named(folder, files, CONTINUATIONS_FILE))
         return read_states(file_named(folder, files, STATE_FILE), continuations)
 
-    def install(self, loaded: list[RunState]) -> RestoreInventory:
+    def install(self, loaded: list[RunState]) -> Holdings:
         """Hold each as run n+1, parked, and refuse the runs before."""
-        incarnation = self.participant.incarnation
+        incarnation = self._phases.incarnation
         assert incarnation is not None
         states = [state.next_run() for state in loaded]
         for state in states:
             self._held[state.rollout_id] = HeldRun(self._run(state, incarnation))
             self._fences.raise_to(state.rollout_id, state.attempt_index)
-        return RestoreInventory(
+        return Holdings(
             counts=self.counts(), continuations=[state.continuation() for state in states]
         )
 
     def drop(self) -> None:
         """Drop all runs and fences."""
-        self._end(list(self._held), self.participant.parked())
+        self._end(list(self._held), self._phases.parked())
         self._acknowledged.clear()
         self._fences.clear()
 
     def discard(self, rollout_ids: Collection[str]) -> None:
         """Drop the records of these rollouts; their runs n+1 begin anew when they are sent."""
-        self._end(rollout_ids, self.participant.parked())
+        self._end(rollout_ids, self._phases.parked())
 
     def acknowledge(self, request: AcknowledgeRequest) -> None:
         """Release a result, once RL owns it.
@@ -349,17 +325,12 @@ class AgentPart:
                 after the resume.
         """
         counted = {held.state.rollout_id for held in self._unfinished()}
-        if self.participant.phase in _COUNTED and counted & set(rollout_ids):
-            raise self.participant.parked()
+        if self._phases.phase in _COUNTED and counted & set(rollout_ids):
+            raise self._phases.parked()
         self._end(rollout_ids, StaleAttempt("the rollout is finished"))
         self._fences.forget(rollout_ids)
         for rollout_id in rollout_ids:
             self._acknowledged.pop(rollout_id, None)
-
-    def opened(self) -> None:
-        """Wake the runs that wait to issue a refused call again."""
-        self._reopened.set()
-        self._reopened = asyncio.Event()
 
     def _unfinished(self) -> list[HeldRun]:
         return [held for held in self._held.values() if held.outcome is None]

@@ -68,7 +68,7 @@ class Surroundings:
 
 
 class Gate(Protocol):
-    """Whether the agent server is open; `gym.agent.part` implements it."""
+    """The agent server's admission; `gym.checkpoint.phases` implements it."""
 
     @property
     def is_open(self) -> bool:
@@ -77,8 +77,8 @@ class Gate(Protocol):
     async def wait_open(self) -> None:
         """Return when it may."""
 
-    async def opened_within(self, seconds: float) -> None:
-        """Return when the server opens (again), after `seconds` at the latest."""
+    async def next_opening(self, timeout_s: float) -> None:
+        """Return when the server opens (again), or after `timeout_s`."""
 
     def changed(self) -> None:
         """A run arrived at a boundary, left one or ended."""
@@ -235,7 +235,7 @@ class AgentRun:
                 if not error.retryable:
                     raise error
             after_s = reply.retry_after_s if not isinstance(error, ServerUnreachable) else None
-            await self._gate.opened_within(backoff.next_s() if after_s is None else after_s)
+            await self._gate.next_opening(backoff.next_s() if after_s is None else after_s)
 
     def _answered(self, reply: Reply, identity: Identity) -> dict[str, Any]:
         response = reply.object()

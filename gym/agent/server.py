@@ -24,7 +24,7 @@ from gym.agent.part import AgentPart
 from gym.agent.peer import Peer, http_client
 from gym.agent.run import Loop, Surroundings
 from gym.agent.tool_loop import ToolLoop
-from gym.checkpoint.participant import Participant
+from gym.checkpoint.phases import Phases
 from gym.formats.json_body import json_object
 from gym.protocol import (
     HEADER_LAST_MODEL_CALL_ID,
@@ -33,9 +33,8 @@ from gym.protocol import (
     canonical_json,
 )
 from gym.protocol.records import BaseUrl
-from gym.server.anonymous_calls import caller_of, while_there
-from gym.server.app import close_with
-from gym.server.control_routes import create_app
+from gym.server.anonymous_calls import caller_of, while_connected
+from gym.server.app import close_with, create_app
 from gym.server.serve import serve
 from gym.server.settings import ServerSettings, settings_from_command_line
 
@@ -92,7 +91,9 @@ def create_agent_app(
         loop: What its runs do between two boundaries; the tool-calling loop by default.
     """
     http = http_client(transport)
+    phases = Phases(settings.name, expect_restore=settings.expect_restore)
     part = AgentPart(
+        phases,
         Surroundings(
             model=Peer(settings.model_name, settings.model_url, http),
             resources={name: Peer(name, url, http) for name, url in settings.resource.items()},
@@ -101,9 +102,7 @@ def create_agent_app(
         ),
         loop or ToolLoop(),
     )
-    participant = Participant(settings.name, part, settings)
-    part.participant = participant
-    app = create_app(participant)
+    app = create_app(phases, part, settings)
 
     async def aclose() -> None:
         await part.aclose()
@@ -113,10 +112,10 @@ def create_agent_app(
 
     @app.post("/run")
     async def run(request: Request) -> JSONResponse:
-        identity = await caller_of(participant, request, "run")
+        identity = await caller_of(phases, request, "run")
         row = await json_object(request)
         if identity is None:
-            return JSONResponse(await while_there(request, part.run_unidentified(row)))
+            return JSONResponse(await while_connected(request, part.run_unidentified(row)))
         outcome = await part.accept(identity, row).answer()
         headers = {
             HEADER_RESULT_DIGEST: outcome.digest,

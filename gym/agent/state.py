@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gym.checkpoint.part import PartWriter
+from gym.checkpoint.part_files import PartWriter
 from gym.protocol import (
     SCHEMA_VERSION,
     UNCERTAIN_REVISION,

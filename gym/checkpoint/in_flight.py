@@ -17,43 +17,51 @@ class _Call:
     since: float
     blocks: bool
 
-    def blocker(self, now: float) -> Blocker:
-        return Blocker(
-            rollout_id=self.identity.rollout_id if self.identity else None,
-            attempt_index=self.identity.attempt if self.identity else None,
-            where=self.where,
-            age_s=now - self.since,
-        )
-
 
 class CallsInFlight:
     """Counts calls while they run, and names them as blockers.
 
     Args:
-        changed: Called whenever a call has ended.
+        on_end: Called whenever a call has ended.
     """
 
-    def __init__(self, changed: Callable[[], None]) -> None:
-        """No call yet."""
-        self._changed = changed
+    def __init__(self, on_end: Callable[[], None]) -> None:
+        self._on_end = on_end
         self._calls: set[_Call] = set()
 
     def __len__(self) -> int:
-        """How many calls there are, blocking or not."""
+        """Number of calls, blocking or not."""
         return len(self._calls)
 
     @contextmanager
-    def count(self, identity: Identity | None, where: str, *, blocks: bool) -> Iterator[None]:
-        """Count one call while the block runs."""
+    def count(
+        self, identity: Identity | None, where: str, *, blocks: bool = True
+    ) -> Iterator[None]:
+        """Count one call while the block runs.
+
+        Args:
+            identity: The call's identity, if it has one.
+            where: Name of the call in a blocker: `model_call`, `tool`, `seed`, `verify`, ...
+            blocks: False for a call that `prepare` does not wait for.
+        """
         call = _Call(identity, where, time.monotonic(), blocks)
         self._calls.add(call)
         try:
             yield
         finally:
             self._calls.discard(call)
-            self._changed()
+            self._on_end()
 
     def blockers(self) -> list[Blocker]:
         """The calls that `prepare` waits for."""
         now = time.monotonic()
-        return [call.blocker(now) for call in self._calls if call.blocks]
+        return [
+            Blocker(
+                rollout_id=call.identity.rollout_id if call.identity else None,
+                attempt_index=call.identity.attempt if call.identity else None,
+                where=call.where,
+                age_s=now - call.since,
+            )
+            for call in self._calls
+            if call.blocks
+        ]

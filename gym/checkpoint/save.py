@@ -1,8 +1,7 @@
 """A participant's side of a save: prepare, renew, commit, resume (design sections 4 and 6).
 
-Guarantees: an operation has its effect once per id; an ended lease or a resume ends whatever
-runs under the id; opening never waits for the writer, the next `prepare` does. Files are
-written in a thread.
+Guarantees: a call has its effect once per id; an ended lease or a resume ends whatever runs under
+the id; opening never waits for the writer, the next `prepare` does. Files are written in a thread.
 """
 
 from __future__ import annotations
@@ -11,14 +10,14 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from gym.checkpoint.folder import CheckpointFolder
-from gym.checkpoint.operation import Hold
-from gym.checkpoint.part import Export, Part, PartWriter, WriterStopped
-from gym.checkpoint.phases import SAVING, Standing
+from gym.checkpoint.operation import Operation
+from gym.checkpoint.part import Export, Part
+from gym.checkpoint.part_files import PartWriter, WriterStopped
+from gym.checkpoint.phases import SAVING, Phases
 from gym.durable import refusal_of_the_disk
 from gym.protocol import (
     Blocker,
@@ -26,6 +25,7 @@ from gym.protocol import (
     CommitRequest,
     Counts,
     DeadlineExceeded,
+    Holdings,
     InvalidPhase,
     NotReady,
     Phase,
@@ -45,93 +45,97 @@ log = logging.getLogger("turnpoint.gym")
 class _Writing:
     """A commit's thread; it may outlive its checkpoint for a moment."""
 
-    task: asyncio.Task[None]
+    task: asyncio.Task[Holdings]
     since: float
 
 
-class Saving:
-    """The operations of a save.
+class Save:
+    """The control calls of a save.
 
     Args:
-        standing: Phase, hold and lease.
+        phases: Phase, owner and lease.
         part: The state to be written.
         root: Checkpoint folders are accepted only below it.
-        blockers: What keeps the server from being ready, the writer included.
-        counts: What the server holds.
     """
 
-    def __init__(
-        self,
-        standing: Standing,
-        part: Part,
-        root: Path,
-        *,
-        blockers: Callable[[], list[Blocker]],
-        counts: Callable[[], Counts],
-    ) -> None:
-        """No writer yet."""
-        self._standing = standing
+    def __init__(self, phases: Phases, part: Part, root: Path) -> None:
+        self._phases = phases
         self._part = part
         self._root = root
-        self._blockers = blockers
-        self._counts = counts
         self._writing: _Writing | None = None
+
+    def counts(self) -> Counts:
+        """What the server holds, by state."""
+        return self._part.counts().model_copy(update={"in_flight": len(self._phases.calls)})
+
+    def blockers(self) -> list[Blocker]:
+        """What keeps the server from being ready, oldest first."""
+        if self._phases.never_closes:
+            return []
+        found = [*self._part.blockers(), *self._phases.calls.blockers(), *self._writer()]
+        return sorted(found, key=lambda blocker: -blocker.age_s)
+
+    # --- prepare and renew --------------------------------------------------------------------
 
     async def prepare(self, request: PrepareRequest) -> PrepareAnswer:
         """Close admission and wait, `budget_s` at most, until every rollout stands at a boundary.
 
         Raises:
             StaleCheckpoint: The id has ended, before or meanwhile.
-            CheckpointConflict: Another id holds the server.
+            CheckpointConflict: Another id owns the server.
             InvalidPhase: The server is not open and not in a save.
         """
-        standing = self._standing
-        standing.check(request)
-        standing.stale.refuse(request.checkpoint_id)
-        if standing.phase is Phase.OPEN:
-            standing.begin(request.checkpoint_id, Phase.PREPARING)
-        hold = standing.held_by(request.checkpoint_id, SAVING)
-        standing.lease.hold(request.lease_s)
-        return await hold.once(
-            "prepare", None, lambda: self._ready(hold, request.budget_s), record=lambda a: a.ready
+        phases = self._phases
+        phases.require_addressed(request)
+        phases.ended_ids.require_not_ended(request.checkpoint_id)
+        if phases.phase is Phase.OPEN:
+            phases.begin(request.checkpoint_id, Phase.PREPARING)
+        operation = phases.require_operation(request.checkpoint_id, SAVING)
+        phases.lease.extend(request.lease_s)
+        return await operation.once(
+            "prepare",
+            None,
+            lambda: self._ready(operation, request.budget_s),
+            record=lambda answer: answer.ready,
         )
 
-    async def _ready(self, hold: Hold, budget_s: float) -> PrepareAnswer:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + budget_s
+    async def _ready(self, operation: Operation, budget_s: float) -> PrepareAnswer:
+        deadline = time.monotonic() + budget_s
         while True:
-            # A lease that ended while the process stood still must not become `prepared`.
-            self._standing.lease.check()
-            hold.raise_if_ended()
-            blockers = self._blockers()
-            left = deadline - loop.time()
+            # A lease that ended while the process was stopped must not become `prepared`.
+            self._phases.lease.check()
+            operation.require_not_ended()
+            blockers = self.blockers()
+            left_s = deadline - time.monotonic()
             if not blockers:
-                self._standing.phase = Phase.PREPARED
-            if not blockers or left <= 0:
+                self._phases.phase = Phase.PREPARED
+            if not blockers or left_s <= 0:
                 return PrepareAnswer(
-                    **self._standing.who(),
+                    **self._phases.who(),
                     ready=not blockers,
-                    counts=self._counts(),
+                    counts=self.counts(),
                     blockers=blockers[:MAX_BLOCKERS],
                     blocker_count=len(blockers),
                 )
-            await self._standing.change(left)
+            await self._phases.change(left_s)
 
     def renew(self, request: RenewRequest) -> RenewAnswer:
-        """Extend the lease, if this id holds the server for a save; never revives one."""
-        standing = self._standing
-        standing.check(request)
-        held = standing.holder == request.checkpoint_id and standing.phase in SAVING
+        """Extend the lease, if this id owns the server for a save; never revives one."""
+        phases = self._phases
+        phases.require_addressed(request)
+        held = phases.owner == request.checkpoint_id and phases.phase in SAVING
         if held:
-            standing.lease.hold(request.lease_s)
-        return RenewAnswer(**standing.who(), held=held, lease_left_s=standing.lease.left_s)
+            phases.lease.extend(request.lease_s)
+        return RenewAnswer(**phases.who(), held=held, lease_left_s=phases.lease.left_s)
+
+    # --- commit -------------------------------------------------------------------------------
 
     async def commit(self, request: CommitRequest) -> CommitAnswer:
         """Write this server's part, within `budget_s`.
 
         Raises:
             StaleCheckpoint: The id has ended, before or meanwhile.
-            CheckpointConflict: Another id holds the server.
+            CheckpointConflict: Another id owns the server.
             InvalidPhase: `prepare` has not answered ready.
             FolderOutsideRoot: The folder is not an existing one below the snapshot root.
             NotReady: The writer of an earlier try is still there.
@@ -139,102 +143,98 @@ class Saving:
             NoSpace, NotWritten: The disk refuses; nothing is left under a final name.
             RequestConflict: This id was committed with another body.
         """
-        standing = self._standing
-        standing.check(request)
-        standing.stale.refuse(request.checkpoint_id)
-        hold = standing.held_by(request.checkpoint_id, (Phase.PREPARED, Phase.COMMITTED))
-        body = (request.folder, tuple(request.continuation_indexes))
-        return await hold.once("commit", body, lambda: self._written(hold, request))
-
-    async def _written(self, hold: Hold, request: CommitRequest) -> CommitAnswer:
-        deadline = asyncio.get_running_loop().time() + request.budget_s
-        folder = await asyncio.to_thread(CheckpointFolder, self._root, request.folder)
-        await self._writer_gone(hold, deadline)
-        export = self._part.export(request)
-        writer = await self._write(hold, folder, export, deadline)
-        self._standing.lease.check()
-        hold.raise_if_ended()
-        self._standing.phase = Phase.COMMITTED
-        return CommitAnswer(
-            **self._standing.who(),
-            files=writer.files,
-            counts=export.counts,
-            continuations=export.continuations,
-            sessions=export.sessions,
-            storage=export.storage,
+        phases = self._phases
+        phases.require_addressed(request)
+        phases.ended_ids.require_not_ended(request.checkpoint_id)
+        operation = phases.require_operation(
+            request.checkpoint_id, (Phase.PREPARED, Phase.COMMITTED)
         )
+        body = (request.folder, tuple(request.continuation_indexes))
+        return await operation.once("commit", body, lambda: self._written(operation, request))
 
-    async def _writer_gone(self, hold: Hold, deadline: float) -> None:
+    async def _written(self, operation: Operation, request: CommitRequest) -> CommitAnswer:
+        deadline = time.monotonic() + request.budget_s
+        folder = await asyncio.to_thread(CheckpointFolder, self._root, request.folder)
+        await self._writer_gone(operation, deadline)
+        export = self._part.export(request)
+        writer, holdings = await self._write(operation, folder, export, deadline)
+        self._phases.lease.check()
+        operation.require_not_ended()
+        self._phases.phase = Phase.COMMITTED
+        return CommitAnswer(**self._phases.who(), files=writer.files, **dict(holdings))
+
+    async def _writer_gone(self, operation: Operation, deadline: float) -> None:
         """Return when the writer of an earlier try has stopped."""
-        loop = asyncio.get_running_loop()
-        hold.raise_if_ended()
+        operation.require_not_ended()
         while self._writing is not None:
-            if (left := deadline - loop.time()) <= 0:
+            if (left_s := deadline - time.monotonic()) <= 0:
                 raise NotReady(
                     "the writer of an earlier try has not stopped yet",
-                    details={"blockers": [blocker.model_dump() for blocker in self.writer()]},
+                    details={"blockers": [blocker.model_dump() for blocker in self._writer()]},
                 )
-            await self._standing.change(left)
-            hold.raise_if_ended()
+            await self._phases.change(left_s)
+            operation.require_not_ended()
 
     async def _write(
-        self, hold: Hold, folder: CheckpointFolder, export: Export, deadline: float
-    ) -> PartWriter:
-        """Write in a thread until that ends, the hold ends, or the deadline comes."""
+        self, operation: Operation, folder: CheckpointFolder, export: Export, deadline: float
+    ) -> tuple[PartWriter, Holdings]:
+        """Write in a thread until that ends, the operation ends, or the deadline comes."""
         stop = threading.Event()
-        writer = PartWriter(folder, self._standing.name, stop)
+        writer = PartWriter(folder, self._phases.name, stop)
         task = asyncio.ensure_future(asyncio.to_thread(export.write, writer))
         self._writing = _Writing(task, time.monotonic())
         task.add_done_callback(self._writer_ended)
-        ended = asyncio.ensure_future(hold.ended.wait())
-        left = max(deadline - asyncio.get_running_loop().time(), 0)
+        ended = asyncio.ensure_future(operation.ended.wait())
+        left_s = max(deadline - time.monotonic(), 0)
         try:
-            await asyncio.wait({task, ended}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({task, ended}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             ended.cancel()
             stop.set()
-        hold.raise_if_ended()
+        operation.require_not_ended()
         if not task.done():
             raise DeadlineExceeded("the budget of commit is used up; the writer was told to stop")
         try:
-            task.result()
+            return writer, task.result()
         except OSError as error:
-            raise refusal_of_the_disk(error, participant=self._standing.name) from error
-        return writer
+            raise refusal_of_the_disk(error, participant=self._phases.name) from error
 
-    def _writer_ended(self, task: asyncio.Task[None]) -> None:
+    def _writer_ended(self, task: asyncio.Task[Holdings]) -> None:
         self._writing = None
-        self._standing.changed()
+        self._phases.changed()
         if task.cancelled():
             return
         error = task.exception()
         if error is not None and not isinstance(error, WriterStopped):
             log.error("writer", extra={"event": "writer_failed", "error": type(error).__name__})
 
-    def resume(self, request: ResumeRequest) -> ResumeAnswer:
-        """Open at once; also the abort, and the end of a restore.
-
-        A writer is told to stop, not waited for. An id that does not hold the server is
-        remembered, and changes nothing else.
-
-        Raises:
-            InvalidPhase: This id is restoring, or being reset.
-        """
-        standing = self._standing
-        standing.check(request, joined=False)
-        if (hold := standing.hold) is None or hold.id != request.checkpoint_id:
-            standing.stale.add(request.checkpoint_id)
-        elif standing.phase is Phase.RESTORING:
-            raise InvalidPhase("this id is restoring; reset it instead", details=standing.where())
-        elif hold.ended.is_set():  # what was restored is being dropped
-            raise InvalidPhase("this id is being reset", details=standing.where())
-        else:
-            standing.open()
-        return ResumeAnswer(**standing.who(), checkpoint_id=standing.holder)
-
-    def writer(self) -> list[Blocker]:
+    def _writer(self) -> list[Blocker]:
         """A writer that has not stopped yet, as a blocker."""
         if self._writing is None:
             return []
         age_s = time.monotonic() - self._writing.since
         return [Blocker(rollout_id=None, where="writer", age_s=age_s)]
+
+    # --- resume -------------------------------------------------------------------------------
+
+    def resume(self, request: ResumeRequest) -> ResumeAnswer:
+        """Open at once; also the abort, and the end of a restore.
+
+        A writer is told to stop, not waited for. An id that does not own the server is
+        remembered as ended, and changes nothing else.
+
+        Raises:
+            InvalidPhase: This id is restoring, or being reset.
+        """
+        phases = self._phases
+        phases.require_addressed(request, joined=False)
+        operation = phases.operation
+        if operation is None or operation.id != request.checkpoint_id:
+            phases.ended_ids.add(request.checkpoint_id)
+        elif phases.phase is Phase.RESTORING:
+            raise InvalidPhase("this id is restoring; reset it instead", details=phases.where())
+        elif operation.ended.is_set():  # what was restored is being dropped
+            raise InvalidPhase("this id is being reset", details=phases.where())
+        else:
+            phases.open()
+        return ResumeAnswer(**phases.who(), checkpoint_id=phases.owner)

@@ -37,7 +37,7 @@ from gym.protocol import Mode
 from gym.resource.gymnasium_server import GymnasiumServer, create_gymnasium_app
 from gym.resource.server import Refused, inner_identity, parsed
 from gym.resource.session import RefusedAs, Session
-from gym.server.control_routes import invalid_request
+from gym.server.answers import invalid_request
 from gym.server.serve import serve
 from gym.server.settings import ServerSettings, settings_from_command_line
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gym.checkpoint.fences import Fences
-from gym.checkpoint.part import Export, PartWriter, RestoreInventory
+from gym.checkpoint.part_files import PartWriter
+from gym.checkpoint.phases import Phases
 from gym.model.generation_client import Completion, GenerationEndpoint
 from gym.model.ledger import Ledger, Rows, reachable, references
 from gym.model.ledger_files import (
@@ -32,6 +33,7 @@ from gym.protocol import (
     CommitRequest,
     Counts,
     DigestMismatch,
+    Holdings,
     Identity,
     IdentityMismatch,
     Kind,
@@ -48,33 +50,31 @@ from gym.protocol import (
     staging_key,
 )
 
-if TYPE_CHECKING:
-    from gym.checkpoint.participant import Participant
 
-
-@dataclass
-class ModelExport(Export):
+@dataclass(frozen=True)
+class ModelExport:
     """The ledger as it was when the commit began."""
 
-    rows: Rows = field(default_factory=dict)
-    indexes: list[WrittenFile] = field(default_factory=list)
-    writes: bool = True
+    rows: Rows
+    indexes: list[WrittenFile]
+    """The agents' indexes, which say what of the ledger is needed."""
+    writes: bool
     """False for an auxiliary server: it commits without files."""
 
-    def write(self, writer: PartWriter) -> None:
+    def write(self, writer: PartWriter) -> Holdings:
         """Write the rows reachable from the agents' indexes, and which storage they need."""
         if not self.writes:
-            return
+            return Holdings()
         roots = [
             root
             for file in self.indexes
             for root in read_continuations(writer.read_reference(file))
         ]
         kept = reachable(self.rows, roots)
-        self.storage = references(kept)
-        self.counts = Counts(ledger_rows=len(kept))
+        storage = references(kept)
         writer.parquet(LEDGER_FILE, ledger_table(kept))
-        writer.parquet(INDEX_FILE, index_table(self.storage))
+        writer.parquet(INDEX_FILE, index_table(storage))
+        return Holdings(counts=Counts(ledger_rows=len(kept)), storage=storage)
 
 
 @dataclass
@@ -90,19 +90,18 @@ class ModelPart:
     """What the model server holds. Used on one event loop.
 
     Args:
+        phases: The server's state machine.
         endpoint: Where completions come from.
         role: An auxiliary server (a judge) keeps no ledger and never closes.
     """
 
     kind = Kind.MODEL
-    participant: Participant
-    """Set by the server once both exist."""
 
-    def __init__(self, endpoint: GenerationEndpoint, role: Role) -> None:
-        """Start with an empty ledger."""
+    def __init__(self, phases: Phases, endpoint: GenerationEndpoint, role: Role) -> None:
         self.role: Role | None = role
         self.mode = Mode.EXPORT_RESTORE if role is Role.POLICY else Mode.STATELESS
         self.ledger = Ledger()
+        self._phases = phases
         self._endpoint = endpoint
         self._fences = Fences()
         self._running: dict[tuple[str, str], _RunningCall] = {}
@@ -121,7 +120,7 @@ class ModelPart:
             RequestConflict: The call id came with another request.
         """
         if identity is None:
-            with self.participant.in_flight(None, "model_call"):
+            with self._phases.calls.count(None, "model_call"):
                 return await self._endpoint.complete(chat, None, None)
         if identity.model_call_id is not None and identity.request_id is None:
             if self.role is not Role.POLICY:
@@ -131,7 +130,7 @@ class ModelPart:
         if identity.request_id is not None and identity.model_call_id is None:
             self._admit(identity)
             # Counted, but `prepare` does not wait for it: its step is one of another server.
-            with self.participant.in_flight(identity, "inner_call", blocks=False):
+            with self._phases.calls.count(identity, "inner_call", blocks=False):
                 return await self._endpoint.complete(chat, identity, None)
         raise IdentityMismatch("a model call carries either a model call id or a request id")
 
@@ -141,7 +140,7 @@ class ModelPart:
 
     async def _policy_call(self, identity: Identity, chat: dict[str, Any]) -> Completion:
         self._refuse_older(identity)
-        self.participant.require_open()
+        self._phases.require_open()
         self._admit(identity)
         request_sha256 = digest_of(chat)
         call = self._joined(identity, request_sha256)
@@ -193,7 +192,7 @@ class ModelPart:
         self, identity: Identity, chat: dict[str, Any], request_sha256: str
     ) -> Completion:
         call_id = _call_id(identity)
-        with self.participant.in_flight(identity, "model_call"):
+        with self._phases.calls.count(identity, "model_call"):
             parent = self.ledger.parent(identity.rollout_id, call_id)
             parent_key = parent.coordinates.key if parent else None
             completion = await self._endpoint.complete(chat, identity, parent_key)
@@ -266,13 +265,13 @@ class ModelPart:
         _refuse_gaps(rows)
         return rows
 
-    def install(self, loaded: list[LedgerRow]) -> RestoreInventory:
+    def install(self, loaded: list[LedgerRow]) -> Holdings:
         """Own the rows as runs n+1 and refuse the runs before."""
         owned = self.ledger.install(loaded)
         for row in owned:
             self._fences.raise_to(row.rollout_id, row.attempt_index)
         storage: list[StorageReference] = references(owned)
-        return RestoreInventory(counts=self.counts(), storage=storage)
+        return Holdings(counts=self.counts(), storage=storage)
 
     def drop(self) -> None:
         """Drop ledger and fences."""
@@ -288,9 +287,6 @@ class ModelPart:
         """Drop rows and fences of finished rollouts."""
         self._end_runs(rollout_ids)
         self._fences.forget(rollout_ids)
-
-    def opened(self) -> None:
-        """Nothing waits here: refused calls come again, held ones wait at the participant."""
 
 
 def _refuse_gaps(rows: list[LedgerRow]) -> None:

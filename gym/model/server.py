@@ -16,7 +16,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from gym.checkpoint.participant import Participant
+from gym.checkpoint.phases import Phases
 from gym.formats.json_body import json_object
 from gym.formats.responses import chat_request, response_of, with_extra
 from gym.model.generation_client import Completion, GenerationEndpoint
@@ -24,9 +24,8 @@ from gym.model.part import ModelPart
 from gym.protocol import Identity, InvalidRequest, Manifest, Role
 from gym.protocol.identity import HEADER_COMMITTED_CALL
 from gym.protocol.records import BaseUrl
-from gym.server.anonymous_calls import caller_of, while_there
-from gym.server.app import close_with
-from gym.server.control_routes import create_app
+from gym.server.anonymous_calls import caller_of, while_connected
+from gym.server.app import close_with, create_app
 from gym.server.serve import serve
 from gym.server.settings import ServerSettings, settings_from_command_line
 
@@ -56,21 +55,24 @@ def create_model_app(
         endpoint: Where completions come from; by default `settings.generation_url`.
     """
     endpoint = endpoint or GenerationEndpoint(settings.generation_url, participant=settings.name)
-    part = ModelPart(endpoint, settings.role)
-    participant = Participant(settings.name, part, settings)
-    part.participant = participant
-    app = create_app(participant, guarded=(CAPTURE_PATH,))
+    phases = Phases(
+        settings.name,
+        expect_restore=settings.expect_restore,
+        never_closes=settings.role is Role.AUXILIARY,
+    )
+    part = ModelPart(phases, endpoint, settings.role)
+    app = create_app(phases, part, settings, guarded=(CAPTURE_PATH,))
     close_with(app, part.aclose)
 
     async def called(
         request: Request, identity: Identity | None, chat: dict[str, Any]
     ) -> Completion:
         work = part.call(identity, chat)
-        return await (work if identity is not None else while_there(request, work))
+        return await (work if identity is not None else while_connected(request, work))
 
     @app.post("/v1/responses")
     async def responses(request: Request) -> JSONResponse:
-        identity = await caller_of(participant, request, "model_call")
+        identity = await caller_of(phases, request, "model_call")
         body = await model_request(request)
         chat = chat_request(body, model=settings.model, extra=settings.extra_body)
         completion = await called(request, identity, chat)
@@ -79,7 +81,7 @@ def create_model_app(
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> JSONResponse:
-        identity = await caller_of(participant, request, "model_call")
+        identity = await caller_of(phases, request, "model_call")
         body = await model_request(request)
         if settings.model is not None:
             body["model"] = settings.model

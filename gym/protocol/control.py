@@ -57,6 +57,15 @@ class Counts(Wire):
     ledger_rows: int = Field(default=0, ge=0)
 
 
+class Holdings(Wire):
+    """What a server has written or restored: the inventory that RL compares its ledger with."""
+
+    counts: Counts = Counts()
+    continuations: list[Continuation] = []
+    sessions: list[SessionEntry] = []
+    storage: list[StorageReference] = []
+
+
 class JoinRequest(Wire):
     """`POST join`: the server becomes part of a job's incarnation."""
 
@@ -194,14 +203,11 @@ class RenewAnswer(Answer):
     lease_left_s: float | None
 
 
-class CommitAnswer(Answer):
-    """Answer of `POST commit`: the files, and the inventory that RL compares its ledger with."""
+class CommitAnswer(Answer, Holdings):
+    """Answer of `POST commit`: the files, and what is in them."""
 
     files: list[WrittenFile]
     counts: Counts
-    continuations: list[Continuation] = []
-    sessions: list[SessionEntry] = []
-    storage: list[StorageReference] = []
 
 
 class ResumeAnswer(Answer):
@@ -210,10 +216,7 @@ class ResumeAnswer(Answer):
     checkpoint_id: str | None
 
 
-class RestoreAnswer(Answer):
-    """Answer of `POST restore`: the same inventory, under the runs n+1 it was restored as."""
+class RestoreAnswer(Answer, Holdings):
+    """Answer of `POST restore`: what is restored, under the runs n+1 it was restored as."""
 
     counts: Counts
-    continuations: list[Continuation] = []
-    sessions: list[SessionEntry] = []
-    storage: list[StorageReference] = []

@@ -4,9 +4,8 @@ TurnpointError                 code, status, whether a retry can help, who it co
 ├── ProtocolError              a Gym server's typed refusal (design section 6)
 │   ├── Unauthorized           401 unauthorized
 │   ├── InvalidRequest         422 invalid_request: a field does not parse (named, value hidden)
-│   ├── NotImplementedYet      501 not_implemented
 │   ├── InvalidPhase           409 invalid_phase
-│   ├── CheckpointConflict     409 checkpoint_conflict: another id holds the server
+│   ├── CheckpointConflict     409 checkpoint_conflict: another id owns the server
 │   ├── StaleCheckpoint        409 stale_checkpoint: the id has ended here
 │   ├── StaleAttempt           409 stale_attempt: an older run or incarnation
 │   ├── StaleInstance          409 stale_instance: another life of the process
@@ -113,13 +112,6 @@ class InvalidRequest(ProtocolError):
     status = 422
 
 
-class NotImplementedYet(ProtocolError):
-    """A contract of the design that this version does not serve yet."""
-
-    code = "not_implemented"
-    status = 501
-
-
 class InvalidPhase(ProtocolError):
     """The operation is not allowed in the phase the server is in."""
 
@@ -127,7 +119,7 @@ class InvalidPhase(ProtocolError):
 
 
 class CheckpointConflict(ProtocolError):
-    """Another checkpoint or restore id holds the server."""
+    """Another checkpoint or restore id owns the server."""
 
     code = "checkpoint_conflict"
 

@@ -18,13 +18,15 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from gym.checkpoint.fences import Fences
-from gym.checkpoint.part import Export, PartWriter, RestoreInventory
+from gym.checkpoint.part_files import PartWriter
+from gym.checkpoint.phases import Phases
 from gym.logs import log_fault
 from gym.protocol import (
     Blocker,
     CommitRequest,
     Counts,
     ExportFailed,
+    Holdings,
     Identity,
     IdentityMismatch,
     Kind,
@@ -40,7 +42,6 @@ from gym.resource.anonymous_sessions import UnidentifiedSessions, unrepeatable
 from gym.resource.session import Mutation, Receipt, RefusedAs, Result, SavedSession, Session
 
 if TYPE_CHECKING:
-    from gym.checkpoint.participant import Participant
     from gym.resource.server import Environment
 
 SESSIONS_FILE = "sessions.jsonl"
@@ -54,19 +55,19 @@ class ResourcePart:
     """The sessions of one resource server.
 
     Args:
+        phases: The server's state machine.
         environment: The author's code.
     """
 
     kind = Kind.RESOURCE
     role: Role | None = None
 
-    def __init__(self, environment: Environment[Any]) -> None:
-        """No session yet; `participant` is set before the first call."""
+    def __init__(self, phases: Phases, environment: Environment[Any]) -> None:
+        self._phases = phases
         self._environment = environment
         self.mode = environment.mode
         self._keeps_sessions = self.mode is not Mode.STATELESS
         """A stateless server's session of another life is as good as one of this."""
-        self.participant: Participant
         self._sessions: dict[str, Session[Any]] = {}
         self._unidentified = UnidentifiedSessions()
         self._fences = Fences()
@@ -95,8 +96,8 @@ class ResourcePart:
         """
         identity = mutation.identity
         self._fences.refuse_older(identity)
-        if self.participant.phase not in (Phase.OPEN, Phase.PREPARING):
-            raise self.participant.parked()
+        if self._phases.phase not in (Phase.OPEN, Phase.PREPARING):
+            raise self._phases.parked()
         if self._fences.admit(identity):
             self._end(identity.rollout_id)
         session = self._session(mutation)
@@ -116,7 +117,7 @@ class ResourcePart:
             SessionLost: It names none.
             SessionUncertain: An earlier mutation ended in an unknown state.
         """
-        incarnation = self.participant.incarnation
+        incarnation = self._phases.incarnation
         assert incarnation is not None  # it was held until the server was open
         known = self._unidentified
         if where == "seed" or (cookie not in known and not self._keeps_sessions):
@@ -140,7 +141,7 @@ class ResourcePart:
         return await session.apply(
             asked,
             seeded,
-            in_flight=self.participant.in_flight(identity, asked.where),
+            in_flight=self._phases.calls.count(identity, asked.where),
             errors_free_of_effect=self._environment.errors_free_of_effect,
         )
 
@@ -175,10 +176,7 @@ class ResourcePart:
         """None of its own: mutations are calls in flight."""
         return []
 
-    def opened(self) -> None:
-        """Nothing waits here: refused steps are issued again by the agent."""
-
-    def export(self, request: CommitRequest) -> Export:
+    def export(self, request: CommitRequest) -> _SessionsExport:
         """The sessions there are; each one's state is taken while it is written."""
         return _SessionsExport(self._environment, list(self._sessions.values()))
 
@@ -213,7 +211,7 @@ class ResourcePart:
             ) from None
         return saved, state
 
-    def install(self, loaded: list[tuple[SavedSession, Any]]) -> RestoreInventory:
+    def install(self, loaded: list[tuple[SavedSession, Any]]) -> Holdings:
         """Take the sessions over as runs n+1."""
         sessions = {}
         for saved, state in loaded:
@@ -226,7 +224,7 @@ class ResourcePart:
         self._fences.clear()
         for session in sessions.values():
             self._fences.raise_to(session.rollout_id, session.attempt)
-        return RestoreInventory(
+        return Holdings(
             counts=self.counts(), sessions=[session.entry for session in sessions.values()]
         )
 
@@ -247,13 +245,13 @@ class ResourcePart:
         self._fences.forget(rollout_ids)
 
 
-class _SessionsExport(Export):
+class _SessionsExport:
     """Writes `sessions.jsonl`; made on the event loop, which stays the owner of the sessions."""
 
     def __init__(self, environment: Environment[Any], sessions: list[Session[Any]]) -> None:
         keeps_state = environment.mode is Mode.EXPORT_RESTORE
         listed = [s for s in sessions if s.seeded or s.uncertain] if keeps_state else []
-        super().__init__(
+        self._holdings = Holdings(
             counts=Counts(sessions=len(sessions)), sessions=[session.entry for session in listed]
         )
         self._keeps_state = keeps_state
@@ -261,10 +259,11 @@ class _SessionsExport(Export):
         self._exported = [session for session in listed if not session.uncertain]
         self._loop = asyncio.get_running_loop()
 
-    def write(self, writer: PartWriter) -> None:
+    def write(self, writer: PartWriter) -> Holdings:
         """Write one line for each certain session; a server without export writes nothing."""
         if self._keeps_state:
             writer.jsonl(SESSIONS_FILE, self._saved(writer))
+        return self._holdings
 
     def _saved(self, writer: PartWriter) -> Iterator[SavedSession]:
         for session in self._exported:

@@ -27,7 +27,7 @@ from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, ValidationError
 from starlette.middleware.sessions import SessionMiddleware
 
-from gym.checkpoint.participant import Participant
+from gym.checkpoint.phases import Phases
 from gym.formats.tool_calls import is_tool_name
 from gym.protocol import (
     HEADER_RESOURCE_REVISION,
@@ -42,7 +42,8 @@ from gym.protocol import (
 from gym.resource.part import Handler, ResourcePart
 from gym.resource.session import Mutation, Refused, RefusedAs, Result, Session
 from gym.server.anonymous_calls import caller_of
-from gym.server.control_routes import create_app, invalid_request
+from gym.server.answers import invalid_request
+from gym.server.app import create_app
 from gym.server.settings import ServerSettings
 
 __all__ = [
@@ -192,16 +193,15 @@ def environment_app(
     Raises:
         ValueError: No control token is configured.
     """
-    part = ResourcePart(environment)
-    participant = Participant(settings.name, part, settings)
-    part.participant = participant
-    app = create_app(participant)
+    phases = Phases(settings.name, expect_restore=settings.expect_restore)
+    part = ResourcePart(phases, environment)
+    app = create_app(phases, part, settings)
     # NeMo Gym's name and secret, derived from the class and the instance: a cookie is no
     # security, and stays valid across restarts. Without an age limit: a parked rollout's cookie
     # must not turn silently into a new session after 14 days.
     key = f"{type(environment).__name__}___{settings.name}"
     app.add_middleware(SessionMiddleware, secret_key=key, session_cookie=key, max_age=None)
-    return app, Routes(participant, part)
+    return app, Routes(phases, part)
 
 
 def row_and_response(body: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -229,9 +229,9 @@ def _tool_handler(tool: Tool[Any]) -> Body:
 class Routes:
     """Turns HTTP calls into mutations."""
 
-    def __init__(self, participant: Participant, part: ResourcePart) -> None:
+    def __init__(self, phases: Phases, part: ResourcePart) -> None:
         """Add no route yet."""
-        self._participant = participant
+        self._phases = phases
         self._part = part
 
     def add(self, app: FastAPI, path: str, where: str, work: Body) -> None:
@@ -250,7 +250,7 @@ class Routes:
         app.add_api_route(f"/{path}", endpoint, methods=["POST"], name=path, response_model=None)
 
     async def _serve(self, request: Request, path: str, where: str, work: Body) -> Response:
-        identity = await caller_of(self._participant, request, where)
+        identity = await caller_of(self._phases, request, where)
         if identity is not None:
             _refuse_other_place(identity, where)
         body, digest = _asked(path, await request.body())

@@ -89,7 +89,7 @@ class CheckpointDesk:
             save = self._save = Save(checkpoint_id, self._job.config.save.lease_s)
             save.begun = asyncio.create_task(self._begin(save, name))
             save.begun.add_done_callback(_retrieve)
-        self._lease.hold(save.lease_s)
+        self._lease.extend(save.lease_s)
         return await asyncio.shield(save.begun)
 
     async def close_admission(self, checkpoint_id: str, budget_s: float) -> int:
@@ -154,7 +154,7 @@ class CheckpointDesk:
         self._lease.check()
         if self._save is None or self._save.checkpoint_id != checkpoint_id:
             return False
-        self._lease.hold(lease_s)
+        self._lease.extend(lease_s)
         return True
 
     def resume(self, checkpoint_id: str, published: str | None) -> float | None:
@@ -329,7 +329,7 @@ class CheckpointDesk:
             raise CheckpointConflict(f"{save.checkpoint_id} holds the job")
         if save is None or not save.begun.done():
             raise InvalidPhase("begin_checkpoint comes first")
-        self._lease.hold(save.lease_s)
+        self._lease.extend(save.lease_s)
         return save, save.begun.result()
 
     def _lease_ended(self) -> None:

@@ -10,14 +10,16 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from gym.checkpoint.part import Export, PartWriter, RestoreInventory
+from gym.checkpoint.part_files import PartWriter
 from gym.checkpoint.participant import Participant
+from gym.checkpoint.phases import Phases
 from gym.protocol import (
     Blocker,
     CommitRequest,
     Counts,
     DiscardRequest,
     ForgetRequest,
+    Holdings,
     JoinRequest,
     Kind,
     Mode,
@@ -61,7 +63,7 @@ class FakePart:
     def blockers(self) -> list[Blocker]:
         return list(self.busy)
 
-    def export(self, request: CommitRequest) -> Export:
+    def export(self, request: CommitRequest) -> _FakeExport:
         self.events.append("export")
         return _FakeExport(self)
 
@@ -70,12 +72,12 @@ class FakePart:
         assert self.read_gate.wait(10)
         return [(folder / file.path).read_text() for file in files]
 
-    def install(self, loaded: Any) -> RestoreInventory:
+    def install(self, loaded: Any) -> Holdings:
         self.state = list(loaded)
         if self.install_fails:
             raise RuntimeError("half way")
         self.events.append("install")
-        return RestoreInventory(counts=self.counts())
+        return Holdings(counts=self.counts())
 
     def drop(self) -> None:
         self.state = []
@@ -87,18 +89,16 @@ class FakePart:
     def forget(self, rollout_ids: Collection[str]) -> None:
         self.events.append(f"forget {sorted(rollout_ids)}")
 
-    def opened(self) -> None:
-        self.events.append("opened")
 
-
-class _FakeExport(Export):
+class _FakeExport:
     def __init__(self, part: FakePart) -> None:
-        super().__init__(counts=part.counts())
+        self._holdings = Holdings(counts=part.counts())
         self._part = part
 
-    def write(self, writer: PartWriter) -> None:
+    def write(self, writer: PartWriter) -> Holdings:
         assert self._part.write_gate.wait(10)
         writer.jsonl("part.jsonl", ({"n": n} for n in range(self._part.records)))
+        return self._holdings
 
 
 class Caller:
@@ -112,7 +112,7 @@ class Caller:
     def who(self) -> dict[str, Any]:
         return {
             "incarnation": self.incarnation,
-            "instance_id": self.participant.instance_id,
+            "instance_id": self.participant.phases.instance_id,
         }
 
     def join(self, incarnation: int | None = None) -> JoinRequest:
@@ -166,6 +166,11 @@ def settings(root: Path, *, expect_restore: bool = False, name: str = "fake") ->
     )
 
 
+def participant_of(part: FakePart, root: Path, *, expect_restore: bool = False) -> Participant:
+    phases = Phases("fake", expect_restore=expect_restore, never_closes=part.role is Role.AUXILIARY)
+    return Participant(phases, part, root)
+
+
 def checkpoint_folder(root: Path, name: str = "tmp_snapshot_000001-abc") -> Path:
     folder = root / "job" / name
     (folder / "gym").mkdir(parents=True, exist_ok=True)
@@ -179,30 +184,30 @@ def busy(where: str = "tool") -> Blocker:
 async def participant_in(
     phase: Phase, root: Path, part: FakePart | None = None
 ) -> tuple[Participant, FakePart, Caller]:
-    """A joined participant in `phase`, held by `ck` (a save) or `rs` (a restore).
+    """A joined participant in `phase`, owned by `ck` (a save) or `rs` (a restore).
 
     In `preparing` the part is busy; in `restoring` its reader waits for `read_gate`.
     """
     part = part or FakePart()
     restoring = phase in (Phase.AWAITING_RESTORE, Phase.RESTORING, Phase.RESTORED)
-    participant = Participant("fake", part, settings(root, expect_restore=restoring))
+    participant = participant_of(part, root, expect_restore=restoring)
     caller = Caller(participant)
     folder = checkpoint_folder(root)
     if phase is not Phase.CLOSED:
         await participant.join(caller.join())
     if phase is Phase.PREPARING:
         part.busy = [busy()]
-        assert not (await participant.prepare(caller.prepare(budget_s=0.001))).ready
+        assert not (await participant.save.prepare(caller.prepare(budget_s=0.001))).ready
     if phase in (Phase.PREPARED, Phase.COMMITTED):
-        assert (await participant.prepare(caller.prepare())).ready
+        assert (await participant.save.prepare(caller.prepare())).ready
     if phase is Phase.COMMITTED:
-        await participant.commit(caller.commit(folder))
+        await participant.save.commit(caller.commit(folder))
     if phase is Phase.RESTORING:
         part.read_gate.clear()
-        task = asyncio.ensure_future(participant.restore(caller.restore(folder)))
+        task = asyncio.ensure_future(participant.restore.load(caller.restore(folder)))
         assert await asyncio.to_thread(part.reading.wait, 10)
         task.add_done_callback(lambda t: t.cancelled() or t.exception())
     if phase is Phase.RESTORED:
-        await participant.restore(caller.restore(folder))
-    assert participant.phase is phase
+        await participant.restore.load(caller.restore(folder))
+    assert participant.phases.phase is phase
     return participant, part, caller

@@ -13,10 +13,10 @@ import pytest_asyncio
 from fastapi.routing import APIRoute
 from pydantic import SecretStr
 
-from gym.checkpoint.participant import Participant
+from gym.checkpoint.phases import Phases
 from gym.protocol import Kind
 from gym.protocol.control import BASE_PATH
-from gym.server.control_routes import create_app
+from gym.server.app import create_app
 from gym.server.settings import ServerSettings, settings_from_command_line
 from tests.gym.parts import FakePart, settings
 
@@ -38,7 +38,7 @@ ROUTES = [
 async def http(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     part = FakePart()
     part.kind = Kind.AGENT  # which has every control route
-    app = create_app(Participant("fake", part, settings(tmp_path)), guarded=("/private",))
+    app = create_app(Phases("fake"), part, settings(tmp_path), guarded=("/private",))
 
     @app.get("/private/thing")
     async def private() -> dict[str, str]:
@@ -57,7 +57,7 @@ def test_no_control_route_is_left_out_here(tmp_path: Path) -> None:
     """Break: add a route to the server and not to the list above."""
     part = FakePart()
     part.kind = Kind.AGENT
-    app = create_app(Participant("fake", part, settings(tmp_path)))
+    app = create_app(Phases("fake"), part, settings(tmp_path))
     installed = {
         (method, route.path.removeprefix(f"{BASE_PATH}/"))
         for route in app.routes
@@ -131,7 +131,7 @@ def test_without_a_token_the_routes_are_not_installed(tmp_path: Path) -> None:
     for token in (None, SecretStr("")):
         bare = ServerSettings(name="fake", port=21_999, snapshot_root=tmp_path, control_token=token)
         with pytest.raises(ValueError, match="control_token_file"):
-            create_app(Participant("fake", FakePart(), bare))
+            create_app(Phases("fake"), FakePart(), bare)
 
 
 def test_flags_win_over_the_environment_and_errors_hide_values(

@@ -11,7 +11,7 @@ import pytest
 
 from gym.checkpoint.fences import Fences
 from gym.checkpoint.folder import CheckpointFolder
-from gym.checkpoint.part import PartWriter, WriterStopped
+from gym.checkpoint.part_files import PartWriter, WriterStopped
 from gym.durable import create_exclusively, digest_of_file, durable_file, write_durably
 from gym.protocol import DigestMismatch, FolderOutsideRoot, Identity, StaleAttempt, WrittenFile
 from tests.gym.parts import checkpoint_folder

@@ -38,15 +38,15 @@ async def test_a_disk_that_refuses_is_a_typed_error_that_names_the_file(
     with monkeypatch.context() as patch:
         patch.setattr(f"gym.durable.os.{step}", refuse)
         with pytest.raises(NotWritten) as caught:
-            await participant.commit(caller.commit(folder))
+            await participant.save.commit(caller.commit(folder))
     assert type(caught.value) is kind
     assert caught.value.participant == "fake"
     assert os.strerror(number) in caught.value.message
     assert step in ("open", "fsync") or caught.value.details["file"] == "part.jsonl"
     assert not caught.value.retryable
-    assert participant.phase is Phase.PREPARED
+    assert participant.phases.phase is Phase.PREPARED
     assert list(folder.rglob("*.jsonl")) == []
-    assert (await participant.commit(caller.commit(folder))).files
+    assert (await participant.save.commit(caller.commit(folder))).files
     participant.shut_down()
 
 

@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 from examples.weather import Weather
 from gym.agent.peer import Peer
 from gym.checkpoint.participant import Participant
+from gym.checkpoint.phases import Phases
 from gym.protocol import (
     Identity,
     IdentityMismatch,
@@ -28,9 +29,10 @@ from gym.protocol import (
 )
 from gym.resource.anonymous_sessions import UnidentifiedSessions
 from gym.resource.part import ResourcePart
+from gym.server.anonymous_calls import park
 from tests.gym.fake_generation import FakeGeneration
 from tests.gym.fleet import AGENT, COUNTER, MODEL, NAMES, ROW, Fleet, fleet, until
-from tests.gym.parts import participant_in, settings
+from tests.gym.parts import participant_in
 
 CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     MODEL: ("/v1/responses", {"input": "hello"}),
@@ -126,7 +128,7 @@ async def test_what_a_caller_without_identity_left_behind_keeps_no_save_waiting(
 ) -> None:
     """The policy cannot serve it, so it would be issued again for ever.
 
-    Break: gym/server/anonymous_calls.py: let `while_there` go on without its caller.
+    Break: gym/server/anonymous_calls.py: let `while_connected` go on without its caller.
     """
     async with joined(tmp_path) as (servers, http):
         servers.generation.failing = 1_000_000
@@ -170,18 +172,18 @@ async def test_a_held_call_never_goes_on_in_a_server_that_is_closed_again(
     never, seen = asyncio.Event(), list[bool]()
 
     async def held() -> None:
-        await participant.hold("tool", never.wait)
-        seen.append(participant.is_open)
+        await park(participant.phases, "tool", never.wait)
+        seen.append(participant.phases.is_open)
 
     task = asyncio.create_task(held())
     await asyncio.sleep(0.01)
-    participant.resume(caller.resume())
+    participant.save.resume(caller.resume())
     for _ in range(steps):
         await asyncio.sleep(0)
-    assert (await participant.prepare(caller.prepare("ck2"))).ready
+    assert (await participant.save.prepare(caller.prepare("ck2"))).ready
     await asyncio.sleep(0.05)
     assert False not in seen
-    participant.resume(caller.resume("ck2"))
+    participant.save.resume(caller.resume("ck2"))
     await task
     assert seen == [True]
 
@@ -189,11 +191,11 @@ async def test_a_held_call_never_goes_on_in_a_server_that_is_closed_again(
 async def test_a_caller_that_left_in_the_instant_of_the_opening_is_dropped(tmp_path: Path) -> None:
     participant, _, caller = await participant_in(Phase.PREPARED, tmp_path)
     left = asyncio.Event()
-    held = asyncio.create_task(participant.hold("tool", left.wait))
+    held = asyncio.create_task(park(participant.phases, "tool", left.wait))
     await asyncio.sleep(0.01)
     left.set()
     await asyncio.sleep(0)
-    participant.resume(caller.resume())
+    participant.save.resume(caller.resume())
     with pytest.raises(ClientDisconnect):
         await held
 
@@ -272,9 +274,9 @@ def test_the_newest_sessions_are_kept() -> None:
 
 async def test_a_session_without_identity_keeps_no_receipts(tmp_path: Path) -> None:
     """A client may keep its cookie for good. Break: gym/resource/part.py: forget none of them."""
-    part = ResourcePart(Weather())
-    participant = Participant("weather", part, settings(tmp_path))
-    part.participant = participant
+    phases = Phases("weather")
+    part = ResourcePart(phases, Weather())
+    participant = Participant(phases, part, tmp_path)
     await participant.join(JoinRequest(job_id="job", incarnation=1))
 
     async def tool(_: object) -> dict[str, str]:

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from gym.checkpoint.phases import Phases
 from gym.model.generation_client import GenerationEndpoint
 from gym.model.ledger import Ledger, reachable, references
 from gym.model.ledger_files import index_table, ledger_table, read_index, read_ledger
@@ -140,7 +141,7 @@ def read_as_part(folder: Path, rows: list[LedgerRow], index: list[StorageReferen
         WrittenFile(path=name, bytes=1, sha256="0" * 64)
         for name in ("ledger.parquet", "token_storage_index.parquet")
     ]
-    return ModelPart(endpoint, Role.POLICY).read(folder, files)
+    return ModelPart(Phases("policy_model"), endpoint, Role.POLICY).read(folder, files)
 
 
 @pytest.mark.parametrize(

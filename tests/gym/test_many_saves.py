@@ -18,7 +18,7 @@ async def test_what_servers_hold_does_not_grow_with_saves_and_finished_rollouts(
 ) -> None:
     """Each save meets a rollout that was not there before, and ends while it goes on.
 
-    Break: keep every `Hold` that has ended in `Standing`, or leave `Fences.forget` or
+    Break: keep every `Operation` that has ended in `Phases`, or leave `Fences.forget` or
     `Ledger.drop` empty.
     """
     async with fleet(tmp_path, FakeGeneration()) as servers:
@@ -28,7 +28,7 @@ async def test_what_servers_hold_does_not_grow_with_saves_and_finished_rollouts(
         before = living("gym")
         for number in range(FEW, FEW + MANY):
             await _one(servers, number)
-        more = grown(before, living("gym"), MANY, "gym.checkpoint.operation.StaleIds._ids")
+        more = grown(before, living("gym"), MANY, "gym.ended_ids.EndedIds._ids")
         held = [await servers.status(name) for name in (AGENT, MODEL, COUNTER)]
     assert more == {}
     assert [status.counts.model_dump(exclude_defaults=True) for status in held] == [{}, {}, {}]

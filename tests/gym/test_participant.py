@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gym.checkpoint.operation import STALE_IDS_KEPT
 from gym.checkpoint.participant import Participant
+from gym.ended_ids import IDS_KEPT
 from gym.protocol import (
     CheckpointConflict,
     CheckpointParked,
@@ -47,7 +47,7 @@ class FakeClock:
 def clocked(participant: Participant) -> FakeClock:
     """Give a participant's lease a clock that the test moves; its timer is far away."""
     clock = FakeClock()
-    participant._standing.lease._clock = clock
+    participant.phases.lease._clock = clock
     return clock
 
 
@@ -59,10 +59,10 @@ async def test_prepare_waits_for_the_call_in_flight_and_is_ready_when_it_ends(
 ) -> None:
     participant, _, caller = await participant_in(Phase.OPEN, tmp_path)
     identity = Identity(incarnation=1, rollout_id="p0_g0", attempt=0)
-    with participant.in_flight(identity, "tool"):
-        preparing = asyncio.ensure_future(participant.prepare(caller.prepare()))
+    with participant.phases.calls.count(identity, "tool"):
+        preparing = asyncio.ensure_future(participant.save.prepare(caller.prepare()))
         await asyncio.sleep(0.02)
-        assert participant.phase is Phase.PREPARING
+        assert participant.phases.phase is Phase.PREPARING
         assert not preparing.done()
         status = participant.status(caller.status())
         assert [(b.rollout_id, b.where) for b in status.blockers] == [("p0_g0", "tool")]
@@ -78,25 +78,25 @@ async def test_prepare_answers_its_blockers_when_the_budget_is_used_up_and_stays
 ) -> None:
     participant, part, caller = await participant_in(Phase.OPEN, tmp_path)
     part.busy = [busy() for _ in range(150)]
-    answer = await participant.prepare(caller.prepare(budget_s=0.02))
+    answer = await participant.save.prepare(caller.prepare(budget_s=0.02))
     assert not answer.ready
     assert len(answer.blockers) == 100
     assert answer.blocker_count == 150
-    assert not participant.is_open
+    assert not participant.phases.is_open
     part.busy = []
-    assert (await participant.prepare(caller.prepare(budget_s=0.02))).ready
+    assert (await participant.save.prepare(caller.prepare(budget_s=0.02))).ready
     participant.shut_down()
 
 
 async def test_the_same_prepare_waits_for_the_one_that_runs(tmp_path: Path) -> None:
     participant, part, caller = await participant_in(Phase.OPEN, tmp_path)
     part.busy = [busy()]
-    first = asyncio.ensure_future(participant.prepare(caller.prepare()))
-    second = asyncio.ensure_future(participant.prepare(caller.prepare()))
+    first = asyncio.ensure_future(participant.save.prepare(caller.prepare()))
+    second = asyncio.ensure_future(participant.save.prepare(caller.prepare()))
     await asyncio.sleep(0.01)
     first.cancel()  # a caller that leaves ends nothing
     part.busy = []
-    participant.changed()
+    participant.phases.changed()
     assert (await asyncio.wait_for(second, 1)).ready
     participant.shut_down()
 
@@ -104,44 +104,44 @@ async def test_the_same_prepare_waits_for_the_one_that_runs(tmp_path: Path) -> N
 async def test_resume_ends_a_running_prepare_and_its_id_for_good(tmp_path: Path) -> None:
     participant, part, caller = await participant_in(Phase.OPEN, tmp_path)
     part.busy = [busy()]
-    preparing = asyncio.ensure_future(participant.prepare(caller.prepare()))
+    preparing = asyncio.ensure_future(participant.save.prepare(caller.prepare()))
     await asyncio.sleep(0.01)
-    participant.resume(caller.resume())
-    assert participant.is_open
+    participant.save.resume(caller.resume())
+    assert participant.phases.is_open
     with pytest.raises(StaleCheckpoint):
         await asyncio.wait_for(preparing, 1)
     part.busy = []
     with pytest.raises(StaleCheckpoint):
-        await participant.prepare(caller.prepare())
-    assert participant.is_open
+        await participant.save.prepare(caller.prepare())
+    assert participant.phases.is_open
 
 
 async def test_an_id_resumed_before_it_arrives_can_do_nothing_until_1024_newer_ones(
     tmp_path: Path,
 ) -> None:
     participant, _, caller = await participant_in(Phase.OPEN, tmp_path)
-    participant.resume(caller.resume("late"))
-    for number in range(STALE_IDS_KEPT - 1):
-        participant.resume(caller.resume(f"other-{number}"))
+    participant.save.resume(caller.resume("late"))
+    for number in range(IDS_KEPT - 1):
+        participant.save.resume(caller.resume(f"other-{number}"))
     with pytest.raises(StaleCheckpoint):
-        await participant.prepare(caller.prepare("late"))
-    participant.resume(caller.resume("one-more"))
-    assert (await participant.prepare(caller.prepare("late"))).ready
+        await participant.save.prepare(caller.prepare("late"))
+    participant.save.resume(caller.resume("one-more"))
+    assert (await participant.save.prepare(caller.prepare("late"))).ready
     participant.shut_down()
 
 
 async def test_an_auxiliary_model_server_never_closes(tmp_path: Path) -> None:
     part = FakePart(role=Role.AUXILIARY)
     participant, _, caller = await participant_in(Phase.OPEN, tmp_path, part)
-    with participant.in_flight(None, "model_call"):
-        assert (await participant.prepare(caller.prepare())).ready
-        assert participant.is_open
-        participant.require_open()
-        await asyncio.wait_for(participant.wait_open(), 1)
+    with participant.phases.calls.count(None, "model_call"):
+        assert (await participant.save.prepare(caller.prepare())).ready
+        assert participant.phases.is_open
+        participant.phases.require_open()
+        await asyncio.wait_for(participant.phases.wait_open(), 1)
         folder = checkpoint_folder(tmp_path)
-        await participant.commit(caller.commit(folder))
-        assert participant.phase is Phase.COMMITTED
-        assert participant.is_open
+        await participant.save.commit(caller.commit(folder))
+        assert participant.phases.phase is Phase.COMMITTED
+        assert participant.phases.is_open
     participant.shut_down()
 
 
@@ -151,39 +151,42 @@ async def test_an_auxiliary_model_server_never_closes(tmp_path: Path) -> None:
 async def test_identity_is_refused_before_join_of_another_incarnation_and_malformed(
     tmp_path: Path,
 ) -> None:
-    """Invariant 7. Break: gym/checkpoint/participant.py: identify calls of any incarnation.
+    """Invariant 7. Break: gym/checkpoint/phases.py: identify calls of any incarnation.
 
     Seen red.
     """
     closed, _, _ = await participant_in(Phase.CLOSED, tmp_path)
     headers = Identity(incarnation=1, rollout_id="p0_g0", attempt=0).headers()
     with pytest.raises(NotJoined):
-        closed.identify(headers)
+        closed.phases.identify(headers)
     with pytest.raises(NotJoined):
-        closed.require_open()
+        closed.phases.require_open()
     participant, _, caller = await participant_in(Phase.OPEN, tmp_path)
-    assert participant.identify({}) is None
-    assert participant.identify(headers) is not None
+    assert participant.phases.identify({}) is None
+    assert participant.phases.identify(headers) is not None
     with pytest.raises(StaleAttempt):
-        participant.identify(headers | {"x-turnpoint-incarnation": "2"})
+        participant.phases.identify(headers | {"x-turnpoint-incarnation": "2"})
     with pytest.raises(IdentityMismatch):
-        participant.identify({"x-turnpoint-incarnation": "1"})
-    await participant.prepare(caller.prepare())
+        participant.phases.identify({"x-turnpoint-incarnation": "1"})
+    await participant.save.prepare(caller.prepare())
     with pytest.raises(CheckpointParked):
-        participant.require_open()
-    waiting = asyncio.ensure_future(participant.wait_open())
+        participant.phases.require_open()
+    waiting = asyncio.ensure_future(participant.phases.wait_open())
     await asyncio.sleep(0.01)
     assert not waiting.done()
-    participant.resume(caller.resume())
+    participant.save.resume(caller.resume())
     await asyncio.wait_for(waiting, 1)
 
 
 async def test_two_identical_calls_are_two_in_flight(tmp_path: Path) -> None:
     participant, _, _ = await participant_in(Phase.OPEN, tmp_path)
-    with participant.in_flight(None, "tool"), participant.in_flight(None, "tool", blocks=False):
-        assert participant.counts().in_flight == 2
-        assert len(participant.blockers()) == 1
-    assert participant.counts().in_flight == 0
+    with (
+        participant.phases.calls.count(None, "tool"),
+        participant.phases.calls.count(None, "tool", blocks=False),
+    ):
+        assert participant.save.counts().in_flight == 2
+        assert len(participant.save.blockers()) == 1
+    assert participant.save.counts().in_flight == 0
 
 
 # --- leases ---------------------------------------------------------------------------------------
@@ -191,29 +194,30 @@ async def test_two_identical_calls_are_two_in_flight(tmp_path: Path) -> None:
 
 async def test_an_ended_lease_opens_by_timer_and_refuses_its_id(tmp_path: Path) -> None:
     """Invariant 3. Break: gym/lease.py: arm no timer; seen red."""
-    participant, part, caller = await participant_in(Phase.OPEN, tmp_path)
+    participant, _, caller = await participant_in(Phase.OPEN, tmp_path)
     began = time.monotonic()
-    await participant.prepare(caller.prepare(lease_s=0.15))
-    await asyncio.wait_for(participant.wait_open(), 2)
+    await participant.save.prepare(caller.prepare(lease_s=0.15))
+    reopened = asyncio.create_task(participant.phases.next_opening(10))
+    await asyncio.wait_for(participant.phases.wait_open(), 2)
     assert 0.14 <= time.monotonic() - began < 1
-    assert part.events.count("opened") == 2
+    await asyncio.wait_for(reopened, 1)
     with pytest.raises(StaleCheckpoint):
-        await participant.prepare(caller.prepare())
+        await participant.save.prepare(caller.prepare())
     with pytest.raises(StaleCheckpoint):
-        await participant.commit(caller.commit(checkpoint_folder(tmp_path)))
-    assert participant.resume(caller.resume()).phase is Phase.OPEN
-    assert participant.holder is None
+        await participant.save.commit(caller.commit(checkpoint_folder(tmp_path)))
+    assert participant.save.resume(caller.resume()).phase is Phase.OPEN
+    assert participant.phases.owner is None
 
 
 async def test_renewals_keep_it_longer_than_one_lease(tmp_path: Path) -> None:
     participant, _, caller = await participant_in(Phase.OPEN, tmp_path)
-    await participant.prepare(caller.prepare(lease_s=0.2))
+    await participant.save.prepare(caller.prepare(lease_s=0.2))
     for _ in range(5):
         await asyncio.sleep(0.08)
-        assert participant.renew(caller.renew(lease_s=0.2)).held
-    assert participant.phase is Phase.PREPARED
+        assert participant.save.renew(caller.renew(lease_s=0.2)).held
+    assert participant.phases.phase is Phase.PREPARED
     await asyncio.sleep(0.35)
-    assert participant.phase is Phase.OPEN
+    assert participant.phases.phase is Phase.OPEN
 
 
 @pytest.mark.parametrize("operation", ["renew", "status", "prepare", "commit", "resume", "admit"])
@@ -222,68 +226,68 @@ async def test_any_request_finds_the_ended_lease_before_the_timer_does(
 ) -> None:
     participant, _, caller = await participant_in(Phase.OPEN, tmp_path)
     clock = clocked(participant)
-    await participant.prepare(caller.prepare(lease_s=30))
+    await participant.save.prepare(caller.prepare(lease_s=30))
     clock.now += 29.9
-    assert participant.renew(caller.renew(lease_s=30)).held
+    assert participant.save.renew(caller.renew(lease_s=30)).held
     clock.now += 30.1
     if operation == "renew":
-        assert not participant.renew(caller.renew()).held
+        assert not participant.save.renew(caller.renew()).held
     elif operation == "status":
         assert participant.status(caller.status()).checkpoint_id is None
     elif operation == "prepare":
         with pytest.raises(StaleCheckpoint):
-            await participant.prepare(caller.prepare())
+            await participant.save.prepare(caller.prepare())
     elif operation == "commit":
         with pytest.raises(StaleCheckpoint):
-            await participant.commit(caller.commit(checkpoint_folder(tmp_path)))
+            await participant.save.commit(caller.commit(checkpoint_folder(tmp_path)))
     elif operation == "resume":
-        participant.resume(caller.resume())
+        participant.save.resume(caller.resume())
     else:
-        participant.require_open()
-    assert participant.phase is Phase.OPEN
+        participant.phases.require_open()
+    assert participant.phases.phase is Phase.OPEN
 
 
 async def test_a_renew_of_another_id_extends_nothing(tmp_path: Path) -> None:
     participant, _, caller = await participant_in(Phase.OPEN, tmp_path)
     clock = clocked(participant)
-    await participant.prepare(caller.prepare(lease_s=30))
+    await participant.save.prepare(caller.prepare(lease_s=30))
     clock.now += 20
-    assert not participant.renew(caller.renew("other", lease_s=300)).held
+    assert not participant.save.renew(caller.renew("other", lease_s=300)).held
     clock.now += 11
-    assert participant.phase is Phase.OPEN
+    assert participant.phases.phase is Phase.OPEN
 
 
 async def test_a_commit_extends_no_lease(tmp_path: Path) -> None:
     """Only a proof that somebody drives does: `prepare` carries one, and `renew`."""
     participant, _, caller = await participant_in(Phase.OPEN, tmp_path)
     clock = clocked(participant)
-    await participant.prepare(caller.prepare(lease_s=30))
+    await participant.save.prepare(caller.prepare(lease_s=30))
     clock.now += 20
-    await participant.commit(caller.commit(checkpoint_folder(tmp_path)))
+    await participant.save.commit(caller.commit(checkpoint_folder(tmp_path)))
     clock.now += 9
-    assert participant.phase is Phase.COMMITTED
+    assert participant.phases.phase is Phase.COMMITTED
     clock.now += 1.1
-    assert participant.phase is Phase.OPEN
+    assert participant.phases.phase is Phase.OPEN
 
 
 async def test_a_lease_that_ends_while_prepare_waits_never_makes_it_ready(tmp_path: Path) -> None:
     participant, part, caller = await participant_in(Phase.OPEN, tmp_path)
     clock = clocked(participant)
     part.busy = [busy()]
-    preparing = asyncio.ensure_future(participant.prepare(caller.prepare(lease_s=30)))
+    preparing = asyncio.ensure_future(participant.save.prepare(caller.prepare(lease_s=30)))
     await asyncio.sleep(0.01)
     clock.now += 31
     part.busy = []
-    participant.changed()  # the part is ready only after the lease has ended
+    participant.phases.changed()  # the part is ready only after the lease has ended
     with pytest.raises(StaleCheckpoint):
         await asyncio.wait_for(preparing, 1)
-    assert participant.is_open
+    assert participant.phases.is_open
 
 
 async def test_a_restore_has_no_lease(tmp_path: Path) -> None:
     participant, _, caller = await participant_in(Phase.RESTORED, tmp_path)
     assert participant.status(caller.status()).lease_left_s is None
-    assert not participant.renew(caller.renew("rs")).held
+    assert not participant.save.renew(caller.renew("rs")).held
 
 
 # --- commit and its writer ------------------------------------------------------------------------
@@ -293,12 +297,12 @@ async def test_commit_writes_once_and_repeats_its_answer(tmp_path: Path) -> None
     participant, part, caller = await participant_in(Phase.PREPARED, tmp_path)
     folder = checkpoint_folder(tmp_path)
     part.write_gate.clear()
-    first = asyncio.ensure_future(participant.commit(caller.commit(folder)))
-    second = asyncio.ensure_future(participant.commit(caller.commit(folder)))
+    first = asyncio.ensure_future(participant.save.commit(caller.commit(folder)))
+    second = asyncio.ensure_future(participant.save.commit(caller.commit(folder)))
     await asyncio.sleep(0.05)
-    assert participant.phase is Phase.PREPARED
+    assert participant.phases.phase is Phase.PREPARED
     part.write_gate.set()
-    answers = [await first, await second, await participant.commit(caller.commit(folder))]
+    answers = [await first, await second, await participant.save.commit(caller.commit(folder))]
     assert part.events.count("export") == 1
     assert answers[0] == answers[1] == answers[2]
     (file,) = answers[0].files
@@ -308,7 +312,7 @@ async def test_commit_writes_once_and_repeats_its_answer(tmp_path: Path) -> None
     assert [p.name for p in (folder / "gym/fake").iterdir()] == ["part.jsonl"]
     other = checkpoint_folder(tmp_path, "tmp_snapshot_000002-abc")
     with pytest.raises(RequestConflict):
-        await participant.commit(caller.commit(other))
+        await participant.save.commit(caller.commit(other))
     participant.shut_down()
 
 
@@ -318,19 +322,19 @@ async def test_resume_opens_at_once_stops_the_writer_and_the_next_prepare_waits_
     participant, part, caller = await participant_in(Phase.PREPARED, tmp_path)
     folder = checkpoint_folder(tmp_path)
     part.write_gate.clear()
-    committing = asyncio.ensure_future(participant.commit(caller.commit(folder)))
+    committing = asyncio.ensure_future(participant.save.commit(caller.commit(folder)))
     await asyncio.sleep(0.05)
     began = time.monotonic()
-    participant.resume(caller.resume())
-    assert participant.is_open
+    participant.save.resume(caller.resume())
+    assert participant.phases.is_open
     with pytest.raises(StaleCheckpoint):
         await asyncio.wait_for(committing, 1)
     assert time.monotonic() - began < 0.5
-    answer = await participant.prepare(caller.prepare("next", budget_s=0.05))
+    answer = await participant.save.prepare(caller.prepare("next", budget_s=0.05))
     assert [blocker.where for blocker in answer.blockers] == ["writer"]
     assert not answer.ready
     part.write_gate.set()
-    assert (await participant.prepare(caller.prepare("next", budget_s=5))).ready
+    assert (await participant.save.prepare(caller.prepare("next", budget_s=5))).ready
     assert not (folder / "gym/fake").exists() or not list((folder / "gym/fake").iterdir())
     participant.shut_down()
 
@@ -339,11 +343,11 @@ async def test_a_lease_that_ends_stops_the_writer_between_records(tmp_path: Path
     participant, part, caller = await participant_in(Phase.OPEN, tmp_path)
     folder = checkpoint_folder(tmp_path)
     part.records = 10_000_000
-    await participant.prepare(caller.prepare(lease_s=0.3))
+    await participant.save.prepare(caller.prepare(lease_s=0.3))
     with pytest.raises(StaleCheckpoint):
-        await participant.commit(caller.commit(folder))
-    assert participant.is_open
-    assert (await participant.prepare(caller.prepare("next"))).ready  # the writer has stopped
+        await participant.save.commit(caller.commit(folder))
+    assert participant.phases.is_open
+    assert (await participant.save.prepare(caller.prepare("next"))).ready  # the writer has stopped
     assert list((folder / "gym/fake").iterdir()) == []
     participant.shut_down()
 
@@ -353,12 +357,12 @@ async def test_commit_past_its_budget_stays_prepared_and_can_be_repeated(tmp_pat
     folder = checkpoint_folder(tmp_path)
     part.write_gate.clear()
     with pytest.raises(DeadlineExceeded):
-        await participant.commit(caller.commit(folder, budget_s=0.05))
-    assert participant.phase is Phase.PREPARED
+        await participant.save.commit(caller.commit(folder, budget_s=0.05))
+    assert participant.phases.phase is Phase.PREPARED
     with pytest.raises(NotReady):  # the first writer is still there
-        await participant.commit(caller.commit(folder, budget_s=0.05))
+        await participant.save.commit(caller.commit(folder, budget_s=0.05))
     part.write_gate.set()
-    assert (await participant.commit(caller.commit(folder))).files
+    assert (await participant.save.commit(caller.commit(folder))).files
     participant.shut_down()
 
 
@@ -367,10 +371,10 @@ async def test_a_writer_that_fails_leaves_no_file_and_the_phase_prepared(tmp_pat
     folder = checkpoint_folder(tmp_path)
     (folder / "gym").rename(folder / "gone")
     with pytest.raises(FolderOutsideRoot):
-        await participant.commit(caller.commit(folder))
-    assert participant.phase is Phase.PREPARED
+        await participant.save.commit(caller.commit(folder))
+    assert participant.phases.phase is Phase.PREPARED
     (folder / "gone").rename(folder / "gym")
-    await participant.commit(caller.commit(folder))
+    await participant.save.commit(caller.commit(folder))
     participant.shut_down()
 
 
@@ -379,7 +383,7 @@ async def test_commit_never_makes_a_checkpoint_folder_anew(tmp_path: Path) -> No
     folder = checkpoint_folder(tmp_path)
     folder.rename(folder.with_name("trash_snapshot_000001"))
     with pytest.raises(FolderOutsideRoot):
-        await participant.commit(caller.commit(folder))
+        await participant.save.commit(caller.commit(folder))
     assert not folder.exists()
     participant.shut_down()
 
@@ -388,7 +392,7 @@ async def test_a_folder_renamed_to_trash_while_writing_is_not_made_anew(tmp_path
     participant, part, caller = await participant_in(Phase.PREPARED, tmp_path)
     folder = checkpoint_folder(tmp_path)
     part.write_gate.clear()
-    committing = asyncio.ensure_future(participant.commit(caller.commit(folder)))
+    committing = asyncio.ensure_future(participant.save.commit(caller.commit(folder)))
     await asyncio.sleep(0.05)
     folder.rename(folder.with_name("trash_snapshot_000001"))
     part.write_gate.set()
@@ -408,7 +412,7 @@ async def test_join_of_another_job_or_an_older_incarnation_is_refused(tmp_path: 
         await participant.join(caller.join(2))
     with pytest.raises(StaleIncarnation):
         await participant.join(JoinRequest(job_id="another", incarnation=4))
-    assert participant.incarnation == 3
+    assert participant.phases.incarnation == 3
 
 
 async def test_a_higher_join_drops_what_was_restored_and_stops_a_running_restore(
@@ -423,18 +427,20 @@ async def test_a_higher_join_drops_what_was_restored_and_stops_a_running_restore
     assert "install" not in part.events
     caller.incarnation = 2
     with pytest.raises(StaleCheckpoint):
-        await participant.restore(caller.restore(checkpoint_folder(tmp_path)))
-    answer = await participant.restore(caller.restore(checkpoint_folder(tmp_path), "again"))
+        await participant.restore.load(caller.restore(checkpoint_folder(tmp_path)))
+    answer = await participant.restore.load(caller.restore(checkpoint_folder(tmp_path), "again"))
     assert answer.phase is Phase.RESTORED
 
 
 async def test_reset_stops_a_running_restore_waits_for_it_and_ends_its_id(tmp_path: Path) -> None:
     participant, part, caller = await participant_in(Phase.RESTORING, tmp_path)
-    again = asyncio.ensure_future(participant.restore(caller.restore(checkpoint_folder(tmp_path))))
+    again = asyncio.ensure_future(
+        participant.restore.load(caller.restore(checkpoint_folder(tmp_path)))
+    )
     await asyncio.sleep(0.01)
-    resets = [asyncio.ensure_future(participant.reset(caller.reset())) for _ in range(2)]
+    resets = [asyncio.ensure_future(participant.restore.reset(caller.reset())) for _ in range(2)]
     await asyncio.sleep(0.05)
-    assert participant.phase is Phase.RESTORING
+    assert participant.phases.phase is Phase.RESTORING
     assert not any(reset.done() for reset in resets)
     part.read_gate.set()
     for reset in resets:
@@ -443,14 +449,14 @@ async def test_reset_stops_a_running_restore_waits_for_it_and_ends_its_id(tmp_pa
         await again
     assert "install" not in part.events
     for late in (
-        participant.restore(caller.restore(checkpoint_folder(tmp_path))),
-        participant.reset(caller.reset()),
+        participant.restore.load(caller.restore(checkpoint_folder(tmp_path))),
+        participant.restore.reset(caller.reset()),
     ):
         with contextlib.suppress(StaleCheckpoint):
             await late
     with pytest.raises(StaleCheckpoint):
-        participant.discard(caller.discard())
-    assert participant.phase is Phase.AWAITING_RESTORE
+        participant.restore.discard(caller.discard())
+    assert participant.phases.phase is Phase.AWAITING_RESTORE
 
 
 async def test_a_resume_that_meets_a_reset_opens_nothing(tmp_path: Path) -> None:
@@ -458,9 +464,9 @@ async def test_a_resume_that_meets_a_reset_opens_nothing(tmp_path: Path) -> None
     participant, _, caller = await participant_in(Phase.RESTORED, tmp_path)
 
     async def resume() -> None:
-        participant.resume(caller.resume("rs"))
+        participant.save.resume(caller.resume("rs"))
 
-    reset = asyncio.ensure_future(participant.reset(caller.reset()))
+    reset = asyncio.ensure_future(participant.restore.reset(caller.reset()))
     with pytest.raises(InvalidPhase):
         await asyncio.ensure_future(resume())
     assert (await reset).phase is Phase.AWAITING_RESTORE
@@ -468,19 +474,19 @@ async def test_a_resume_that_meets_a_reset_opens_nothing(tmp_path: Path) -> None
 
 async def test_a_late_reset_does_not_drop_the_next_restore(tmp_path: Path) -> None:
     participant, part, caller = await participant_in(Phase.RESTORED, tmp_path)
-    await participant.reset(caller.reset())
-    await participant.restore(caller.restore(checkpoint_folder(tmp_path), "next"))
+    await participant.restore.reset(caller.reset())
+    await participant.restore.load(caller.restore(checkpoint_folder(tmp_path), "next"))
     drops = part.events.count("drop")
-    assert (await participant.reset(caller.reset())).phase is Phase.RESTORED
+    assert (await participant.restore.reset(caller.reset())).phase is Phase.RESTORED
     with pytest.raises(CheckpointConflict):
-        await participant.reset(caller.reset("unheard-of"))
+        await participant.restore.reset(caller.reset("unheard-of"))
     assert part.events.count("drop") == drops
 
 
 async def written(folder: Path, participant_root: Path) -> list[WrittenFile]:
     """Two files of the server `fake` in a checkpoint folder."""
     from gym.checkpoint.folder import CheckpointFolder
-    from gym.checkpoint.part import PartWriter
+    from gym.checkpoint.part_files import PartWriter
 
     writer = PartWriter(CheckpointFolder(participant_root, str(folder)), "fake", threading.Event())
     writer.bytes("a.bin", b"first")
@@ -504,16 +510,16 @@ async def test_a_damaged_file_is_named_and_nothing_is_restored(damage: str, tmp_
         (tmp_path / "elsewhere").write_bytes(b"second")
         bad.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(TurnpointError) as refusal:
-        await participant.restore(caller.restore(folder, files=files))
+        await participant.restore.load(caller.restore(folder, files=files))
     expected = FolderOutsideRoot if damage == "symlink" else DigestMismatch
     assert isinstance(refusal.value, expected)
     assert refusal.value.details["file"] == "gym/fake/b.bin"
     assert part.state == []
-    assert participant.phase is Phase.AWAITING_RESTORE
+    assert participant.phases.phase is Phase.AWAITING_RESTORE
     # Repaired, the same restore id goes through.
     bad.unlink(missing_ok=True)
     bad.write_bytes(b"second")
-    await participant.restore(caller.restore(folder, files=files))
+    await participant.restore.load(caller.restore(folder, files=files))
     assert part.state == ["first", "second"]
 
 
@@ -522,9 +528,11 @@ async def test_an_install_that_fails_half_way_leaves_nothing(tmp_path: Path) -> 
     folder = checkpoint_folder(tmp_path)
     part.install_fails = True
     with pytest.raises(RuntimeError):
-        await participant.restore(caller.restore(folder, files=await written(folder, tmp_path)))
+        await participant.restore.load(
+            caller.restore(folder, files=await written(folder, tmp_path))
+        )
     assert part.state == []
-    assert participant.phase is Phase.AWAITING_RESTORE
+    assert participant.phases.phase is Phase.AWAITING_RESTORE
 
 
 async def test_restore_refuses_another_servers_files(tmp_path: Path) -> None:
@@ -535,7 +543,7 @@ async def test_restore_refuses_another_servers_files(tmp_path: Path) -> None:
     (files, _) = await written(folder, tmp_path)
     for path in ("gym/other/a.bin", "gym/fake/../other/a.bin", "rl/a.bin"):
         with pytest.raises(FolderOutsideRoot):
-            await participant.restore(
+            await participant.restore.load(
                 caller.restore(folder, files=[files.model_copy(update={"path": path})])
             )
     assert part.events == ["drop"] * 3
@@ -543,11 +551,11 @@ async def test_restore_refuses_another_servers_files(tmp_path: Path) -> None:
 
 async def test_discard_is_only_for_what_is_restored_and_resume_opens(tmp_path: Path) -> None:
     participant, part, caller = await participant_in(Phase.RESTORED, tmp_path)
-    participant.discard(caller.discard(rollouts=("p1_g0", "p0_g1")))
+    participant.restore.discard(caller.discard(rollouts=("p1_g0", "p0_g1")))
     assert "discard ['p0_g1', 'p1_g0']" in part.events
-    participant.resume(caller.resume("rs"))
-    assert participant.is_open
+    participant.save.resume(caller.resume("rs"))
+    assert participant.phases.is_open
     with pytest.raises(StaleCheckpoint):
-        participant.discard(caller.discard())
+        participant.restore.discard(caller.discard())
     with pytest.raises(InvalidPhase):
-        await participant.restore(caller.restore(checkpoint_folder(tmp_path), "another"))
+        await participant.restore.load(caller.restore(checkpoint_folder(tmp_path), "another"))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gym.checkpoint.participant import Participant
 from gym.protocol import Phase, TurnpointError
-from tests.gym.parts import Caller, checkpoint_folder, participant_in
+from tests.gym.parts import Caller, checkpoint_folder, participant_in, participant_of
 
 P = Phase
 OPEN, PREPARING, PREPARED, COMMITTED = P.OPEN, P.PREPARING, P.PREPARED, P.COMMITTED
@@ -84,19 +86,21 @@ async def call(
     saving = phase in (PREPARING, PREPARED, COMMITTED)
     own = "ck" if saving else "rs" if phase in (RESTORING, RESTORED) else "mine"
     name = own if which == "own" else "unheard-of"
-    request = {
-        "join": lambda: caller.join(2 if which == "higher" else 1),
-        "prepare": lambda: caller.prepare(name, budget_s=0.01),
-        "renew": lambda: caller.renew(name),
-        "commit": lambda: caller.commit(folder, name),
-        "resume": lambda: caller.resume(name),
-        "restore": lambda: caller.restore(folder, name),
-        "reset": lambda: caller.reset(name),
-        "discard": lambda: caller.discard(name),
-        "forget": lambda: caller.forget("p0_g0"),
-        "status": caller.status,
-    }[operation]()
-    answer = getattr(participant, operation)(request)
+    save, restore = participant.save, participant.restore
+    serve: Callable[[Any], object]
+    serve, request = {
+        "join": (participant.join, lambda: caller.join(2 if which == "higher" else 1)),
+        "prepare": (save.prepare, lambda: caller.prepare(name, budget_s=0.01)),
+        "renew": (save.renew, lambda: caller.renew(name)),
+        "commit": (save.commit, lambda: caller.commit(folder, name)),
+        "resume": (save.resume, lambda: caller.resume(name)),
+        "restore": (restore.load, lambda: caller.restore(folder, name)),
+        "reset": (restore.reset, lambda: caller.reset(name)),
+        "discard": (restore.discard, lambda: caller.discard(name)),
+        "forget": (participant.forget, lambda: caller.forget("p0_g0")),
+        "status": (participant.status, caller.status),
+    }[operation]
+    answer = serve(request())
     return await answer if inspect.isawaitable(answer) else answer
 
 
@@ -112,14 +116,14 @@ async def test_every_row_in_every_phase(
     try:
         if isinstance(expected, Phase):
             answer = await call(participant, caller, operation, which, phase, tmp_path)
-            assert participant.phase is expected
+            assert participant.phases.phase is expected
             recorded = operation in ("prepare", "restore") and phase in (COMMITTED, RESTORED)
             assert recorded or answer.phase is expected  # type: ignore[attr-defined]
         else:
             with pytest.raises(TurnpointError) as refusal:
                 await call(participant, caller, operation, which, phase, tmp_path)
             assert refusal.value.code == expected
-            assert participant.phase is phase
+            assert participant.phases.phase is phase
     finally:
         part.read_gate.set()
         participant.shut_down()
@@ -139,11 +143,11 @@ async def test_another_incarnation_or_instance_is_refused_everywhere(
             await call(participant, Caller(participant, 2), operation, "own", phase, tmp_path)
         assert refusal.value.code == "stale_incarnation"
         other = Caller(participant)
-        other.participant = Participant("fake", part, participant.settings)
+        other.participant = participant_of(part, tmp_path)
         with pytest.raises(TurnpointError) as refusal:
             await call(participant, other, operation, "own", phase, tmp_path)
         assert refusal.value.code == "stale_instance"
-        assert participant.phase is phase
+        assert participant.phases.phase is phase
     finally:
         part.read_gate.set()
         participant.shut_down()

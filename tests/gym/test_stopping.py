@@ -68,7 +68,7 @@ async def stoppable(app: FastAPI, port: int, name: str) -> AsyncIterator[Stoppab
 
 
 async def test_a_tool_of_a_stopped_server_has_no_output(tmp_path: Path) -> None:
-    """Break: gym/server/control_routes.py: let uvicorn answer what it has cancelled."""
+    """Break: gym/server/answers.py: let uvicorn answer what it has cancelled."""
     port = free_port()
     settings = CounterSettings(
         name="counter", port=port, snapshot_root=tmp_path, control_token=SecretStr(TOKEN)
@@ -89,7 +89,7 @@ async def test_a_tool_of_a_stopped_server_has_no_output(tmp_path: Path) -> None:
 
 
 async def test_a_run_of_a_stopped_agent_has_not_failed(tmp_path: Path) -> None:
-    """Break: gym/server/control_routes.py: let uvicorn answer what it has cancelled."""
+    """Break: gym/server/answers.py: let uvicorn answer what it has cancelled."""
     port = free_port()
     nobody = f"http://127.0.0.1:{free_port()}"
     settings = AgentServerSettings(
