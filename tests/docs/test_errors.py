@@ -41,7 +41,6 @@ NO_ROW = {
     "fleet_error": "a branch of the tree",
     "state_error": "a branch of the tree",
     "failed": "the root of the command line's errors; others carry the code of what failed",
-    "not_implemented": "acknowledge at another server than an agent, where its route is not there",
     "origin_conflict": "two restores under one incarnation, which is claimed by one of them alone",
     "weights_syncing": "there is no trainer that syncs weights yet",
 }
