@@ -110,6 +110,16 @@ def test_a_configuration_that_a_page_shows_is_accepted(
     load_settings(attach=False)
 
 
+def test_the_demo_that_the_readme_shows_has_the_chapters_of_the_story() -> None:
+    """Break: workers/demo/story.py: rename a chapter."""
+    source = (ROOT / "workers/demo/story.py").read_text()
+    chapters = re.findall(r'_chapter\(f?"([^"]+)"\)', source)
+    shown = re.findall(r"^\d\. .+$", blocks("console", ["README.md"])[0], re.MULTILINE)
+    assert len(shown) == len(chapters) == 6
+    for chapter, line in zip(chapters, shown, strict=True):
+        assert re.fullmatch(re.sub(r"\\{.*?\\}", r"\\d+", re.escape(chapter)), line), line
+
+
 def test_the_pages_show_what_is_checked() -> None:
     assert len(commands("turnpoint")) >= 10
     assert commands("make")
