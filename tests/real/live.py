@@ -217,7 +217,7 @@ class Live:
             timeout=120,
             check=True,
             cwd=ROOT,
-            env=child_environment(self.settings),
+            env=child_environment(self.settings, ROOT),
         )
         return done.stdout
 
@@ -260,7 +260,7 @@ class Live:
             name,
             [sys.executable, "-m", "tests.faults.held_worker"],
             stack_id=record.stack_id,
-            env=child_environment(settings_of(record)),
+            env=child_environment(settings_of(record), ROOT),
             folder=ROOT,
             log=log,
         )

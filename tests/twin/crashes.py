@@ -18,7 +18,7 @@ import httpx
 import psutil
 
 from gym.protocol import Kind
-from tests.real.live import Live, until
+from tests.real.live import ROOT, Live, until
 from tests.twin.plan import Point
 from workers.config.settings import Settings
 from workers.stack.process_specs import child_environment
@@ -82,8 +82,8 @@ class Crashes:
             name,
             [sys.executable, "-m", module, *words],
             stack_id=record.stack_id,
-            env=child_environment(settings_of(record)),
-            folder=Path(__file__).parents[2],
+            env=child_environment(settings_of(record), ROOT),
+            folder=ROOT,
             log=self.log(name),
         )
 

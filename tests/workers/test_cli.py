@@ -27,8 +27,8 @@ from workers.cli import app as cli
 from workers.cli.output import EXIT_FAILED, EXIT_NOT_REACHABLE, EXIT_OK, EXIT_REFUSED, EXIT_USAGE
 from workers.config.settings import Settings, load_settings
 from workers.job import commands as job_runs
-from workers.stack.process_specs import ports_needed
 from workers.stack.record import StackRecord
+from workers.stack.resolve import ports_needed
 from workers.stack.stack import Stack
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"

@@ -41,7 +41,7 @@ def told(
         if name.upper().startswith(("TURNPOINT_", "TEMPORAL_")):
             monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Stack, "_start_all", _starts)
+    monkeypatch.setattr(Stack, "_start", _starts)
 
     def run(*words: str, code: str = "settings", ends: int = EXIT_USAGE) -> str:
         assert cli.run([*words, "--json"]) == ends

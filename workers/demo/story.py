@@ -35,7 +35,7 @@ from workers.demo.report import Continued, Measured, Report, Story, measure, mut
 from workers.errors import ProcessFailed, WorkerRoomError
 from workers.job import commands as job_runs
 from workers.job.status import use_ray_of
-from workers.stack.policy_defaults import FLAGS, MAX_STEPS
+from workers.stack.policy import FLAGS, MAX_STEPS
 from workers.stack.stack import Stack, settings_of
 
 FOLDER = Path("build/demo")

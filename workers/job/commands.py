@@ -289,7 +289,7 @@ async def demand_no_job(settings: Settings) -> None:
     try:
         now = await controller_status(settings, config)
     except RayUnreachable as error:
-        Stack(settings).refuse_if_down()
+        Stack(settings).require_running()
         raise RayUnreachable(f"{error.message} (ray_address: {settings.ray_address})") from None
     if now is not None and stands_in_the_way(config.job_folder, now):
         raise Refused(

@@ -19,6 +19,7 @@ from workers.config.settings import Settings
 from workers.errors import WorkerRoomError
 from workers.job.cluster_view import Claimed, FreshStart, JobSighting
 from workers.stack.process_specs import child_environment
+from workers.stack.python_path import package_folder
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -187,8 +188,7 @@ async def _child(settings: Settings, *words: str) -> AsyncIterator[Process]:
             stdout=PIPE,
             stderr=errors,
             env=env,
-            # Not the caller's folder: a folder `gym` or `ray` there would be imported instead.
-            cwd=settings.state_dir,
+            cwd=package_folder(settings.state_dir),  # not the caller's: see there
             limit=16 * 1024 * 1024,
             start_new_session=True,  # Ctrl-C is for the command, which ends its children
         )

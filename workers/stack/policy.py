@@ -1,18 +1,58 @@
-"""A policy that somebody else runs, looked at before a stack is started for it.
+"""The policy of a stack: flags that the stack's own needs, and a check of one given by its URL.
 
-Guarantees: an answer that is no model list, or one without the job's model, is told at once and
-names the address and the setting; nothing of a foreign answer but model names is shown.
+Guarantees of the check: an answer that is no model list, or one without the job's model, ends `up`
+before anything is started, and the error names the address and the setting. Nothing of a foreign
+answer but model names is shown.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import httpx
 
+from workers.config.gym_servers import AGENT, MODEL, OWN
 from workers.config.settings import Settings
 from workers.errors import NotRunning, SettingsError
 
-ANSWER_S = 5.0
+MAX_STEPS = 8
+FLAGS: dict[str, dict[str, dict[str, str]]] = {
+    "vllm": {
+        # Random weights act validly only under a grammar, and never end by themselves: each
+        # answer is a tool call, of bounded length, and the agent ends the rollout.
+        MODEL: {"extra-body": '{"tool_choice": "required", "max_tokens": 256}'},
+        AGENT: {"max-steps": str(MAX_STEPS)},
+    },
+    "scripted": {
+        # Rollouts of 12 to 16 s, so that a person can save one by hand.
+        "policy": {"delay-s": "1", "turns": "12", "turns-spread": "4"},
+    },
+}
+"""Default flags by policy and process. `docker-compose.yml` has those of `vllm` too."""
+ANSWER_TIMEOUT_S = 5.0
 _SHOWN_MODELS = 5
+
+
+def flags_of(
+    policy: str, options: Mapping[str, Mapping[str, str]], *, own_servers: bool
+) -> dict[str, dict[str, str]]:
+    """The flags of each process: `FLAGS`, with `options` over them, flag by flag.
+
+    Args:
+        policy: The setting `policy`. One given by its URL has no default flags.
+        options: The setting `options`.
+        own_servers: True if the Gym servers are the stack's own. Servers of the settings get no
+            default flags, though they may have the same names: they may play anything.
+    """
+    defaults = {
+        name: flags
+        for name, flags in FLAGS.get(policy, {}).items()
+        if own_servers or name not in OWN
+    }
+    return {
+        name: {**defaults.get(name, {}), **options.get(name, {})}
+        for name in {**defaults, **options}
+    }
 
 
 def base_url(policy: str) -> str:
@@ -21,18 +61,20 @@ def base_url(policy: str) -> str:
     return base if base.endswith("/v1") else f"{base}/v1"
 
 
-def demand_policy(settings: Settings) -> None:
-    """Refuse a policy URL behind which there is no policy; nothing is asked of the stack's own.
+def require_policy(settings: Settings) -> None:
+    """Check that the policy given by its URL serves the job's model.
+
+    A policy that the stack itself starts is not checked.
 
     Raises:
-        NotRunning: Nobody answers there, or with an error.
-        SettingsError: Who answers serves no models, or not `policy_model`.
+        NotRunning: The URL does not answer, or with a server error.
+        SettingsError: The answer is no model list, or `policy_model` is not in it.
     """
     if not settings.policy.startswith("http"):
         return
     url = f"{base_url(settings.policy)}/models"
     try:
-        answer = httpx.get(url, timeout=ANSWER_S, trust_env=False)
+        answer = httpx.get(url, timeout=ANSWER_TIMEOUT_S, trust_env=False)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise NotRunning(
             f"policy: no answer from {url} ({type(error).__name__}); start it first, or use "

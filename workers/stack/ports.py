@@ -1,17 +1,32 @@
-"""Ports of a local stack: free ones, kept over restarts.
+"""Ports of a local stack: free ones, kept over restarts, and noted for this machine's other stacks.
 
-Temporal's SQLite file and the URLs in a job's configuration outlive a crash, so a stack keeps
-the ports it once chose (`stack.json`) while they are free.
+Temporal's SQLite file and the URLs in a job's configuration outlive a crash, so a stack keeps the
+ports it once chose (`stack.json`) while they are free. A bind does not tell all: vLLM binds its
+port half a minute after it was chosen, the generation endpoint with the job's start. So each stack
+notes its ports in one file of its user in the temporary folder, under a lock.
+
+Guarantees: a port is noted for one stack at a time. A note counts while a process of its stack, or
+the command that starts it, is alive: after a crash there is nothing to clean up.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import socket
-from collections.abc import Mapping, Sequence, Set
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from pathlib import Path
 from types import MappingProxyType
 
+import psutil
+from filelock import FileLock
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from gym.durable import write_durably
 from workers.errors import PortInUse
+from workers.stack.processes import live_stacks
 
 HOST = "127.0.0.1"
 
@@ -41,38 +56,113 @@ def choose(
     """A port for each name.
 
     Args:
-        names: Who needs one.
+        names: Names of the ports that are needed.
         fixed: Ports that the settings demand.
         kept: Ports of the last start, taken again while they are free.
-        base: Where to look for free ones, upward.
-        others: Ports that other stacks have taken, bound or not (`workers.stack.port_registry`).
+        base: Lowest port to try for a free one.
+        others: Ports that other stacks have noted, bound or not.
         keys: The setting that demands a port, where it is not `ports.<name>`.
 
     Raises:
-        PortInUse: A fixed port is held by somebody else, or no port from `base` on is free.
+        PortInUse: A fixed port is in use, or no port from `base` on is free.
     """
+
+    def is_usable(port: int) -> bool:
+        return port not in others and is_free(port)
+
     chosen: dict[str, int] = {}
+    for name in [name for name in names if name in fixed]:
+        if not is_usable(fixed[name]):
+            key = keys.get(name, f"ports.{name}")
+            raise PortInUse(
+                f"{name}: port {fixed[name]} is in use; end what holds it, or give another "
+                f"one ({key}), or none to take a free one"
+            )
+        chosen[name] = fixed[name]
     for name in names:
-        if name in fixed:
-            if fixed[name] in others or not is_free(fixed[name]):
-                key = keys.get(name, f"ports.{name}")
-                raise PortInUse(
-                    f"{name}: port {fixed[name]} is in use; end what holds it, or give another "
-                    f"one ({key}), or none to take a free one"
-                )
-            chosen[name] = fixed[name]
-    for name in names:
-        port = kept.get(name)
-        if name not in chosen and port is not None and port not in others and is_free(port):
-            chosen[name] = port
-    taken = {*chosen.values(), *fixed.values(), *others}
-    candidates = iter(range(base, 65_536))
+        if name not in chosen and name in kept and is_usable(kept[name]):
+            chosen[name] = kept[name]
+    taken = {*chosen.values(), *fixed.values()}
+    candidates = (port for port in range(base, 65_536) if port not in taken and is_usable(port))
     for name in names:
         if name not in chosen:
-            chosen[name] = next(
-                (port for port in candidates if port not in taken and is_free(port)), 0
-            )
-            if not chosen[name]:
+            port = next(candidates, None)
+            if port is None:
                 raise PortInUse(f"{name}: no free port from {base} on; give another port_base")
-            taken.add(chosen[name])
+            chosen[name] = port
     return chosen
+
+
+class _Note(BaseModel):
+    """One stack's ports."""
+
+    model_config = ConfigDict(frozen=True)
+
+    stack_id: str
+    ports: list[int]
+    starter: int
+    starter_since: float
+    """Pid and create time of the command that starts the stack."""
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether the command that starts the stack is alive."""
+        try:
+            return psutil.Process(self.starter).create_time() == self.starter_since
+        except psutil.NoSuchProcess:
+            return False
+
+
+_NOTES = TypeAdapter(list[_Note])
+
+
+class PortRegistry:
+    """The notes of this user's stacks, while their file is locked."""
+
+    def __init__(self, notes: list[_Note]) -> None:
+        live = live_stacks()
+        self._notes = [note for note in notes if note.stack_id in live or note.is_starting]
+
+    @property
+    def taken(self) -> set[int]:
+        """All ports that are noted."""
+        return {port for note in self._notes for port in note.ports}
+
+    def take(self, stack_id: str, ports: list[int]) -> None:
+        """Note the ports of a stack that this process starts."""
+        me = psutil.Process()
+        note = _Note(stack_id=stack_id, ports=ports, starter=me.pid, starter_since=me.create_time())
+        self._notes.append(note)
+
+    def release(self, stack_id: str) -> None:
+        """Drop the note of a stack that has ended."""
+        self._notes = [note for note in self._notes if note.stack_id != stack_id]
+
+    def encoded(self) -> bytes:
+        """The notes as the file has them."""
+        return _NOTES.dump_json(self._notes)
+
+
+@contextmanager
+def port_registry(path: Path | None = None) -> Iterator[PortRegistry]:
+    """The registry of this user's stacks, locked; written back if the block raises nothing.
+
+    Other users may write into the temporary folder: neither the lock file nor the registry is
+    ever written through a link that another user has put there.
+
+    Args:
+        path: Its file; by default one in the temporary folder.
+    """
+    path = path or Path(tempfile.gettempdir()) / f"turnpoint-ports-{os.getuid()}.json"
+    with FileLock(f"{path}.lock", mode=0o600):  # opened with O_NOFOLLOW
+        registry = PortRegistry(_read(path))
+        yield registry
+        write_durably(path, registry.encoded())
+
+
+def _read(path: Path) -> list[_Note]:
+    """The notes; none if the file is damaged: a bind still finds most ports in use."""
+    try:
+        return _NOTES.validate_json(path.read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return []

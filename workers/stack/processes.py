@@ -61,7 +61,6 @@ def spawn(
         child = subprocess.Popen(
             command,
             env={**env, **marks},
-            # Not the caller's folder: a folder `gym` or `vllm` there would be imported instead.
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=output,

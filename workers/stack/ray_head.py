@@ -44,7 +44,7 @@ def remove_temp_dir(folder: Path) -> None:
 
 
 def _program() -> list[str]:
-    return [sys.executable, "-m", "ray.scripts.scripts"]
+    return [sys.executable, "-P", "-m", "ray.scripts.scripts"]  # no module of the current folder
 
 
 def command(port: int, *, client_port: int, agent_port: int, cpus: int, folder: Path) -> list[str]:

@@ -1,6 +1,6 @@
 """`stack.json`: what `up` has started, for every other command.
 
-It is replaced as a whole by one rename; whoever reads it sees one state or the next.
+It is replaced as a whole by one rename: a reader sees one state or the next.
 """
 
 from __future__ import annotations
@@ -8,9 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import psutil
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from workers.errors import NotRunning
+from gym.durable import write_durably
+from workers.config.sources import STACK_FILE
+from workers.errors import NotRunning, SettingsError
 
 
 class RunningProcess(BaseModel):
@@ -39,7 +41,7 @@ class RunningProcess(BaseModel):
 
 
 class StackRecord(BaseModel):
-    """`stack.json`: what was started, where, and with which settings."""
+    """What was started, where, and with which settings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -54,7 +56,7 @@ class StackRecord(BaseModel):
     temporal_ui: str | None
     processes: list[RunningProcess] = []
     stopped: bool = False
-    """Somebody asked for its end (`turnpoint down`): a supervisor brings nothing back."""
+    """`turnpoint down` has ended the stack: a supervisor brings nothing back."""
 
     def process(self, name: str) -> RunningProcess:
         """The process of a name.
@@ -72,3 +74,25 @@ class StackRecord(BaseModel):
         """The record with this process in place of an earlier one of its name."""
         others = [known for known in self.processes if known.name != process.name]
         return self.model_copy(update={"processes": [*others, process]})
+
+
+def read_record(state_dir: Path) -> StackRecord | None:
+    """The record of the last `up` in a state folder; None if there was none.
+
+    Raises:
+        SettingsError: The file is damaged.
+    """
+    path = state_dir / STACK_FILE
+    try:
+        return StackRecord.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValidationError:
+        raise SettingsError(
+            f"{path} cannot be read as a stack's record; remove it, and `turnpoint up` makes one"
+        ) from None
+
+
+def write_record(state_dir: Path, record: StackRecord) -> None:
+    """Replace the record of a state folder."""
+    write_durably(state_dir / STACK_FILE, record.model_dump_json(indent=2).encode())

@@ -11,52 +11,29 @@ are free. Two commands never start or stop one stack at the same time.
 
 from __future__ import annotations
 
-import fcntl
 import threading
-import time
 import uuid
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
-import psutil
-from pydantic import ValidationError
+from filelock import FileLock, Timeout
 
 from workers.config.key_files import ensure_key_files
-from workers.config.settings import SECRETS, STACK_FILE, Settings
-from workers.errors import (
-    ProcessFailed,
-    Refused,
-    SettingsError,
-    StackBusy,
-    Stopped,
-    no_stack,
-    stack_is_down,
-)
+from workers.config.settings import SECRETS, Settings
+from workers.errors import Refused, StackBusy, Stopped, no_stack, stack_is_down
 from workers.stack import ray_head
-from workers.stack.policy import demand_policy
-from workers.stack.port_registry import port_registry
-from workers.stack.ports import choose
-from workers.stack.process_specs import (
-    Part,
-    child_environment,
-    demand_known_names,
-    fixed_ports,
-    parts,
-    port_keys,
-    ports_needed,
-    resolve,
-)
-from workers.stack.processes import alive, end, log_tail, names_left, spawn
-from workers.stack.record import RunningProcess, StackRecord
+from workers.stack.policy import require_policy
+from workers.stack.ports import port_registry
+from workers.stack.process_specs import Part, parts
+from workers.stack.processes import end, names_left
+from workers.stack.record import RunningProcess, StackRecord, read_record, write_record
+from workers.stack.resolve import choose_ports, require_known_names, resolve
+from workers.stack.starting import start_all
 
 GRACE_S = 5.0
 """For a SIGTERM. Ray's head does not end by one within 10 s (measured), so longer buys nothing."""
 TEMPORAL_GRACE_S = 10.0
 """Temporal exits 1.5 s after SIGTERM; its SQLite file deserves the wait."""
-_POLL_S = 0.1
-
-Report = Callable[[str], None]
 
 
 class Stack:
@@ -64,52 +41,39 @@ class Stack:
 
     Args:
         settings: Configuration; `state_dir` says which stack it is.
-        report: Told one line for each step, for a terminal.
+        on_message: Called with one line for each step, for a terminal.
     """
 
-    def __init__(self, settings: Settings, report: Report = lambda line: None) -> None:
-        """Look at nothing yet."""
+    def __init__(
+        self, settings: Settings, on_message: Callable[[str], None] = lambda line: None
+    ) -> None:
         self._settings = settings
         self._folder = settings.state_dir
-        self._report = report
-        self._let_go = threading.Event()
+        self._on_message = on_message
+        self._abandoned = threading.Event()
 
     # --- the record ---------------------------------------------------------------------------
 
     def record(self) -> StackRecord | None:
         """What the last `up` wrote; None if there was none."""
-        try:
-            return StackRecord.model_validate_json((self._folder / STACK_FILE).read_bytes())
-        except FileNotFoundError:
-            return None
-        except ValidationError:
-            raise SettingsError(
-                f"{self._folder / STACK_FILE} cannot be read as a stack's record; remove it, and "
-                "`turnpoint up` makes one"
-            ) from None
+        return read_record(self._folder)
 
-    def _need_record(self) -> StackRecord:
+    def _require_record(self) -> StackRecord:
         record = self.record()
         if record is None:
             raise no_stack(self._folder)
         return record
 
-    def _write(self, record: StackRecord) -> None:
-        trial = self._folder / f".{STACK_FILE}-{uuid.uuid4().hex}"
-        trial.write_text(record.model_dump_json(indent=2))
-        trial.rename(self._folder / STACK_FILE)
-
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _locked(self) -> Iterator[None]:
         self._folder.mkdir(parents=True, exist_ok=True)
-        with (self._folder / "stack.lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise StackBusy(
-                    f"another command starts or stops the stack in {self._folder}; wait for it"
-                ) from None
-            yield
+        try:
+            with FileLock(self._folder / "stack.lock", timeout=0):
+                yield
+        except Timeout:
+            raise StackBusy(
+                f"another command starts or stops the stack in {self._folder}; wait for it"
+            ) from None
 
     # --- up and down --------------------------------------------------------------------------
 
@@ -122,52 +86,44 @@ class Stack:
 
         Raises:
             Refused: Processes of this stack are running.
-            PortInUse: A fixed port is held by somebody else.
-            SettingsError: `ports` or `options` name a process that there is not.
-            NotRunning, SettingsError: The policy is given as a URL, and is not there.
+            StackBusy: Another command starts or stops this stack.
+            PortInUse: A fixed port is in use.
+            SettingsError: `ports` or `options` name a process that the stack does not have.
+            NotRunning, SettingsError: The policy is given as a URL, and does not serve the model.
             ProcessFailed: A process ended or was not ready in time. Everything is stopped.
         """
-        with self._alone():
+        with self._locked():
             last = self.record()
             if last is not None and (left := names_left(last.stack_id)):
                 raise Refused(
                     f"this stack is up ({', '.join(sorted(left))}); end it with `turnpoint down`"
                 )
-            demand_known_names(self._settings)
-            demand_policy(self._settings)
-            record, settings = self._decide(last, fresh)
-            chosen = [
-                part for part in self._parts(record, settings) if only is None or part.name in only
-            ]
-            self._write(record)
+            require_known_names(self._settings)
+            require_policy(self._settings)
+            record = self._new_record(last, fresh)
+            chosen = [part for part in _parts(record) if only is None or part.name in only]
+            write_record(self._folder, record)
             try:
-                return self._start_all(record, settings, chosen)
+                return self._start(record, chosen)
             except BaseException:
-                self._report("stopping what was started")
+                self._on_message("stopping what was started")
                 end(record.stack_id, grace_s=0)
-                _leave_nothing(record)
+                _clean_up(record)
                 raise
 
-    def _decide(self, last: StackRecord | None, fresh: bool) -> tuple[StackRecord, Settings]:
+    def _new_record(self, last: StackRecord | None, fresh: bool) -> StackRecord:
         given = self._settings
         if last is not None:
-            _leave_nothing(last)
+            _clean_up(last)
         (self._folder / "logs").mkdir(parents=True, exist_ok=True)
         given.snapshots.mkdir(parents=True, exist_ok=True)
         ensure_key_files(given)
         stack_id = uuid.uuid4().hex
         with port_registry() as registry:
-            ports = choose(
-                ports_needed(given),
-                fixed=fixed_ports(given),
-                keys=port_keys(given),
-                kept=last.ports if last else {},
-                base=given.port_base,
-                others=registry.taken,
-            )
+            ports = choose_ports(given, last.ports if last else {}, registry)
             registry.take(stack_id, list(ports.values()))
         settings = resolve(given, ports)
-        record = StackRecord(
+        return StackRecord(
             stack_id=stack_id,
             settings=settings.model_dump(mode="json", exclude=set(SECRETS), exclude_none=True),
             ports=ports,
@@ -176,55 +132,27 @@ class Stack:
             ray_address=settings.ray_address,
             temporal_ui=settings.temporal_ui,
         )
-        return record, settings
 
-    def let_go(self) -> None:
-        """Wait no longer for what another thread starts here: it gets ready by itself, or not."""
-        self._let_go.set()
+    def _start(self, record: StackRecord, chosen: Sequence[Part]) -> StackRecord:
+        def on_started(process: RunningProcess) -> None:
+            nonlocal record
+            record = record.with_(process)
+            write_record(self._folder, record)
 
-    def _start_all(
-        self, record: StackRecord, settings: Settings, chosen: list[Part]
-    ) -> StackRecord:
-        names = {part.name for part in chosen}
-        waiting, ready = list(chosen), set[str]()
-        started: dict[str, _Started] = {}
-        while len(ready) < len(chosen):
-            for part in [part for part in waiting if part.after & names <= ready]:
-                waiting.remove(part)
-                started[part.name] = self._spawn(record, settings, part)
-                record = record.with_(started[part.name].running)
-                self._write(record)
-            for name in [name for name in started if name not in ready]:
-                if started[name].check(settings.ready_timeout_s):
-                    ready.add(name)
-                    self._report(
-                        f"{name} is ready after {started[name].age_s():.1f} s "
-                        f"({len(ready)} of {len(chosen)})"
-                    )
-            if self._let_go.is_set():
-                break
-            time.sleep(_POLL_S)
+        start_all(
+            chosen,
+            stack_id=record.stack_id,
+            logs=self._folder / "logs",
+            ready_timeout_s=settings_of(record).ready_timeout_s,
+            abandoned=self._abandoned,
+            on_started=on_started,
+            on_message=self._on_message,
+        )
         return record
 
-    def _spawn(self, record: StackRecord, settings: Settings, part: Part) -> _Started:
-        log = self._folder / "logs" / f"{part.name}.log"
-        seen = log.stat().st_size if log.exists() else 0
-        try:
-            process = spawn(
-                part.name,
-                part.command,
-                stack_id=record.stack_id,
-                env={**child_environment(settings), **part.env},
-                folder=part.folder or self._folder,
-                log=log,
-            )
-        except OSError as error:
-            raise ProcessFailed(
-                f"{part.name} cannot be started: {error.strerror}: {error.filename}. Next: correct "
-                "the server's `command` or `folder` in turnpoint.toml, then `turnpoint down` and "
-                "`turnpoint up`"
-            ) from None
-        return _Started(part, process, log, seen)
+    def let_go(self) -> None:
+        """End the wait for processes that another thread starts here; they go on."""
+        self._abandoned.set()
 
     def down(self, *, kill: bool = False) -> int:
         """End every process of the stack and wait until none is left.
@@ -235,8 +163,12 @@ class Stack:
 
         Returns:
             How many processes were ended; 0 if there was nothing to end.
+
+        Raises:
+            StackBusy: Another command starts or stops this stack.
+            ProcessFailed: A process outlives SIGKILL.
         """
-        with self._alone():
+        with self._locked():
             record = self.record()
             if record is None:
                 return 0
@@ -245,17 +177,17 @@ class Stack:
             else:
                 # First, so that a supervisor does not bring back what ends now.
                 record = record.model_copy(update={"stopped": True})
-                self._write(record)
+                write_record(self._folder, record)
                 # Temporal last: it keeps what the others still tell it.
                 first = names_left(record.stack_id) - {"temporal"}
-                self._report(f"stopping {', '.join(sorted(first)) or 'nothing'}")
+                self._on_message(f"stopping {', '.join(sorted(first)) or 'nothing'}")
                 ended = end(record.stack_id, names=first, grace_s=GRACE_S)
                 ended += end(record.stack_id, grace_s=TEMPORAL_GRACE_S)
-            _leave_nothing(record)
-            self._write(record.model_copy(update={"processes": []}))
+            _clean_up(record)
+            write_record(self._folder, record.model_copy(update={"processes": []}))
             return ended
 
-    # --- one process --------------------------------------------------------------------------
+    # --- single processes ---------------------------------------------------------------------
 
     def kill(self, name: str) -> int:
         """SIGKILL one process and all that it started; wait until they are gone.
@@ -263,26 +195,9 @@ class Stack:
         Returns:
             How many processes were ended.
         """
-        record = self._need_record()
+        record = self._require_record()
         record.process(name)
         return end(record.stack_id, names={name}, grace_s=0)
-
-    def start(self, *names: str, expect_restore: bool | None = None) -> StackRecord:
-        """Start processes again that have ended, and wait until they are ready.
-
-        Args:
-            names: Which.
-            expect_restore: Whether Gym servers await a restore; None: as at the last start.
-
-        Raises:
-            Refused: One of them still runs.
-            ProcessFailed: One ended or was not ready in time.
-        """
-        with self._alone():
-            record = self._need_record()
-            if running := names_left(record.stack_id) & set(names):
-                raise Refused(f"{', '.join(sorted(running))}: still running")
-            return self._start_again(record, names, expect_restore)
 
     def restart(
         self,
@@ -294,108 +209,45 @@ class Stack:
         """End what is left of these processes, start them, and wait until they are ready.
 
         Args:
-            names: Which.
-            missing: And all that should run and do not.
-            expect_restore: As in `start`.
+            names: Names of the processes.
+            missing: Also start all others that should run and do not.
+            expect_restore: Whether Gym servers await a restore; None: as at the last start.
             grace_s: How long a SIGTERM may take.
 
         Raises:
             Stopped: The stack was ended with `turnpoint down`.
-            ProcessFailed: One ended or was not ready in time.
+            StackBusy: Another command starts or stops this stack.
+            ProcessFailed: A process ended or was not ready in time.
         """
-        with self._alone():
-            record = self._need_record()
+        with self._locked():
+            record = self._require_record()
             if record.stopped:
                 raise Stopped("the stack was ended with `turnpoint down`")
             chosen = {*names, *(self.gone() if missing else ())}
             end(record.stack_id, names=chosen, grace_s=grace_s)
-            return self._start_again(record, chosen, expect_restore)
-
-    def _start_again(
-        self, record: StackRecord, names: Collection[str], expect_restore: bool | None
-    ) -> StackRecord:
-        if expect_restore is not None:
-            record = record.model_copy(update={"expect_restore": expect_restore})
-        settings = settings_of(record)
-        with port_registry() as registry:  # a crash of everything has released them
-            registry.release(record.stack_id)
-            registry.take(record.stack_id, list(record.ports.values()))
-        chosen = [part for part in self._parts(record, settings) if part.name in names]
-        return self._start_all(record, settings, chosen)
+            if expect_restore is not None:
+                record = record.model_copy(update={"expect_restore": expect_restore})
+            with port_registry() as registry:  # a crash of everything has released them
+                registry.release(record.stack_id)
+                registry.take(record.stack_id, list(record.ports.values()))
+            return self._start(record, [part for part in _parts(record) if part.name in chosen])
 
     def gone(self) -> set[str]:
         """Names of the processes that should run and do not."""
-        record = self._need_record()
+        record = self._require_record()
         lives = {process.name for process in record.processes if process.lives}
-        return {part.name for part in self._parts(record, settings_of(record))} - lives
+        return {part.name for part in _parts(record)} - lives
 
     def status(self) -> dict[str, bool]:
         """Whether each process of the record runs, by name."""
-        record = self._need_record()
+        record = self._require_record()
         left = names_left(record.stack_id)
         return {process.name: process.name in left for process in record.processes}
 
-    def refuse_if_down(self) -> None:
+    def require_running(self) -> None:
         """Raise `NotRunning` if a stack was started here and none of its processes runs."""
         if self.record() is not None and not any(self.status().values()):
             raise stack_is_down(self._folder)
-
-    def _parts(self, record: StackRecord, settings: Settings) -> list[Part]:
-        return parts(
-            settings,
-            record.ports,
-            ray_folder=record.ray_folder,
-            expect_restore=record.expect_restore,
-        )
-
-
-class _Started:
-    """A process between its start and its being ready."""
-
-    def __init__(self, part: Part, process: psutil.Process, log: Path, seen: int) -> None:
-        self._part, self._process, self._log, self._seen = part, process, log, seen
-        self._since = time.monotonic()
-        self.running = RunningProcess(
-            name=part.name,
-            pid=process.pid,
-            create_time=process.create_time(),
-            log=log,
-            url=part.url,
-        )
-
-    def age_s(self) -> float:
-        """Seconds since it was started."""
-        return time.monotonic() - self._since
-
-    def check(self, limit_s: float) -> bool:
-        """Whether it is ready.
-
-        Raises:
-            ProcessFailed: It has ended, or its time is over.
-        """
-        with self._log.open("rb") as file:
-            file.seek(self._seen)
-            output = file.read()
-        if not alive(self._process):
-            raise self._failed("has ended")
-        if self._part.is_ready(output):
-            return True
-        if self.age_s() > limit_s:
-            raise self._failed(f"is not ready after {limit_s:.0f} s (ready_timeout_s)")
-        return False
-
-    def _failed(self, what: str) -> ProcessFailed:
-        return ProcessFailed(
-            f"{self._part.name} {what}. The last lines of its log:\n{log_tail(self._log)}\n"
-            f"Next: `turnpoint logs {self._part.name}` shows all of it"
-        )
-
-
-def _leave_nothing(record: StackRecord) -> None:
-    """Remove what a stack that has ended keeps outside its state folder."""
-    ray_head.remove_temp_dir(record.ray_folder)
-    with port_registry() as registry:
-        registry.release(record.stack_id)
 
 
 def settings_of(record: StackRecord) -> Settings:
@@ -406,3 +258,19 @@ def settings_of(record: StackRecord) -> Settings:
 def has_snapshots(settings: Settings) -> bool:
     """Whether the job has a published snapshot."""
     return any((settings.snapshots / settings.job_id).glob("snapshot_*"))
+
+
+def _parts(record: StackRecord) -> list[Part]:
+    return parts(
+        settings_of(record),
+        record.ports,
+        ray_folder=record.ray_folder,
+        expect_restore=record.expect_restore,
+    )
+
+
+def _clean_up(record: StackRecord) -> None:
+    """Remove what a stack that has ended keeps outside its state folder."""
+    ray_head.remove_temp_dir(record.ray_folder)
+    with port_registry() as registry:
+        registry.release(record.stack_id)

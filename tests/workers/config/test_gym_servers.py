@@ -17,8 +17,9 @@ from workers.config.key_files import ensure_key_files
 from workers.config.settings import Settings, load_settings
 from workers.errors import PortInUse, ProcessFailed, SettingsError
 from workers.job.status import gym_capabilities
-from workers.stack.policy_defaults import FLAGS
-from workers.stack.process_specs import Part, fixed_ports, parts, ports_needed, resolve
+from workers.stack.policy import FLAGS
+from workers.stack.process_specs import Part, parts
+from workers.stack.resolve import fixed_ports, ports_needed, resolve
 from workers.stack.stack import Stack
 
 TAXI = {
@@ -56,7 +57,7 @@ def test_a_server_with_a_command_is_a_part_of_the_stack_and_one_without_is_not(
     found = parts_of(settings, expect_restore=True)
     assert {"taxi", "judge", "counter"} & found.keys() == {"taxi"}
     taxi = found["taxi"]
-    assert taxi.command == ["python", "-m", "gym.environments.gymnasium_server", "--seed", "7"]
+    assert taxi.command == ["python", "-P", *TAXI["command"][1:], "--seed", "7"]
     assert taxi.folder == tmp_path
     assert taxi.url == "http://127.0.0.1:29001"
     assert taxi.env["TURNPOINT_SERVER_NAME"] == "taxi"
@@ -86,7 +87,7 @@ def test_random_weights_get_a_grammar_and_a_bound_whoever_starts_the_stack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Break: leave it to the demo; then `turnpoint up` leaves tool use to chance."""
-    monkeypatch.setattr("workers.stack.process_specs.make_tiny_model", lambda _: "0" * 64)
+    monkeypatch.setattr("workers.stack.resolve.make_tiny_model", lambda _: "0" * 64)
     found = parts_of(settings_of(tmp_path, policy="vllm"))
     assert found["policy_model"].command[-2:] == [
         "--extra-body",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from workers.stack.policy_defaults import FLAGS
+from workers.stack.policy import FLAGS
 
 ROOT = Path(__file__).parents[3]
 

@@ -13,7 +13,7 @@ import pytest
 from workers.cli import app as cli
 from workers.cli.output import EXIT_NOT_REACHABLE, EXIT_USAGE
 from workers.config.settings import load_settings
-from workers.stack.policy import demand_policy
+from workers.stack.policy import require_policy
 
 
 class _Answers(BaseHTTPRequestHandler):
@@ -58,7 +58,7 @@ def test_who_is_no_policy_is_refused_before_anything_starts(
     exit_code: int,
     said: str,
 ) -> None:
-    """Break: leave `demand_policy` out of `up`: it starts, and each rollout fails."""
+    """Break: leave `require_policy` out of `up`: it starts, and each rollout fails."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(_Answers, "status", status)
     monkeypatch.setattr(_Answers, "body", body)
@@ -101,4 +101,4 @@ def test_one_that_serves_the_model_is_taken(
     monkeypatch.setattr(_Answers, "body", b'{"data": [{"id": "policy"}]}')
     for path in ("", "/", "/v1", "/v1/"):
         url = f"http://127.0.0.1:{server.server_port}{path}"
-        demand_policy(load_settings(attach=False, state_dir=tmp_path, policy=url))
+        require_policy(load_settings(attach=False, state_dir=tmp_path, policy=url))

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from workers.errors import PortInUse
-from workers.stack.port_registry import port_registry
-from workers.stack.ports import HOST, choose, is_free
+from workers.stack.ports import HOST, choose, is_free, port_registry
 
 BASE = 26_300
 
@@ -71,7 +70,7 @@ def test_note_of_a_dead_stack_counts_no_more(tmp_path: Path) -> None:
 def test_half_a_registry_keeps_no_stack_from_starting_or_ending(
     tmp_path: Path, content: str
 ) -> None:
-    """A kill in its writing, or a full disk. Break: workers/stack/port_registry.py: let it rise."""
+    """A kill in its writing, or a full disk. Break: workers/stack/ports.py: let it rise."""
     path = tmp_path / "registry.json"
     path.write_bytes(content.encode(errors="surrogateescape"))
     with port_registry(path) as registry:

@@ -50,7 +50,7 @@ def test_fixed_port_in_use_is_an_error_before_anything_starts(tmp_path: Path) ->
 
 def test_two_commands_on_one_stack_are_kept_apart(stack: Stack, tmp_path: Path) -> None:
     """Break: wait for the lock, or do without it."""
-    with stack._alone():
+    with stack._locked():
         for command in (stack.up, stack.down, Stack(_settings(tmp_path)).down):
             with pytest.raises(StackBusy, match=f"{tmp_path / 'state'}; wait for it"):
                 command()
@@ -111,7 +111,7 @@ def test_up_crash_up_down(stack: Stack, tmp_path: Path) -> None:
         assert stack.kill("temporal") == 1
         assert stack.status() == {"temporal": False, "ray": True}
         assert "temporal" in stack.gone() and "ray" not in stack.gone()
-        stack.start("temporal")
+        stack.restart("temporal")
         assert names_left(second.stack_id) == PART
 
         assert stack.down() >= 4
