@@ -15,15 +15,14 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from gym.protocol import Seconds, WrittenFile
 from gym.protocol import Wire as Payload
-from gym.protocol import WrittenFile
 from gym.protocol.records import OperationId
 from rl.messages import (
     BeginAnswer,
     CutAnswer,
     JobId,
     JoinedServer,
-    Seconds,
     ServerReport,
     SnapshotFolder,
     Topology,

@@ -19,12 +19,12 @@ class EndedIds(Generic[V]):
 
     Args:
         new: Makes what is kept of an id that was not known before.
-        most: Ids that are kept; the oldest are dropped.
+        participant: The server or actor that the error names.
     """
 
-    def __init__(self, new: Callable[[], V], *, most: int = IDS_KEPT) -> None:
+    def __init__(self, new: Callable[[], V], *, participant: str | None = None) -> None:
         self._new = new
-        self._most = most
+        self._participant = participant
         self._ids: OrderedDict[str, V] = OrderedDict()
 
     def add(self, operation_id: str) -> V:
@@ -32,7 +32,7 @@ class EndedIds(Generic[V]):
         if operation_id not in self._ids:
             self._ids[operation_id] = self._new()
         self._ids.move_to_end(operation_id)
-        while len(self._ids) > self._most:
+        while len(self._ids) > IDS_KEPT:
             self._ids.popitem(last=False)
         return self._ids[operation_id]
 
@@ -43,9 +43,11 @@ class EndedIds(Generic[V]):
     def require_not_ended(self, operation_id: str) -> None:
         """Raise `StaleCheckpoint` if the id is remembered as ended."""
         if operation_id in self._ids:
-            raise stale(operation_id)
+            raise stale(operation_id, self._participant)
 
 
-def stale(operation_id: str) -> StaleCheckpoint:
+def stale(operation_id: str, participant: str | None = None) -> StaleCheckpoint:
     """The error for an id that was resumed or reset, or whose lease has ended."""
-    return StaleCheckpoint("this id has ended here", details={"id": operation_id})
+    return StaleCheckpoint(
+        f"{operation_id} has ended here", participant=participant, details={"id": operation_id}
+    )

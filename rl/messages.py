@@ -20,6 +20,7 @@ from gym.protocol import (
     Mode,
     Phase,
     Role,
+    Seconds,
     SessionEntry,
     StorageReference,
     Wire,
@@ -29,7 +30,6 @@ from gym.protocol.records import BaseUrl, ServerName
 
 JobId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 SnapshotFolder = Annotated[str, Field(pattern=r"^snapshot_[0-9]{6,}$")]
-Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 
 RAY_NAMESPACE = "turnpoint"
 SINGLE_CONTROLLER = "SingleController"

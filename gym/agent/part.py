@@ -190,11 +190,11 @@ class AgentPart:
         return held
 
     def _begin(self, identity: Identity, row: dict[str, Any]) -> HeldRun:
-        newest = self._fences.newest(identity.rollout_id)
+        self._fences.require_current(identity)
         finished, _ = self._acknowledged.get(identity.rollout_id, (-1, ""))
-        if identity.attempt <= finished or (newest is not None and identity.attempt < newest):
+        if identity.attempt <= finished:
             raise StaleAttempt(
-                "a newer run of this rollout exists, or this one is finished",
+                "this run is finished",
                 details={"rollout_id": identity.rollout_id, "attempt": identity.attempt},
             )
         self._phases.require_open()

@@ -1,7 +1,7 @@
 """The newest run of each rollout that a server has seen in this incarnation (invariant 7).
 
 Guarantees: an older run than the newest seen is refused. Memory is bounded by `forget`.
-It does not look at incarnations: `Participant.identify` does.
+Incarnations are checked elsewhere (`Phases.identify`).
 """
 
 from __future__ import annotations
@@ -15,31 +15,30 @@ class Fences:
     """Highest run by rollout."""
 
     def __init__(self) -> None:
-        """Start without any rollout."""
         self._newest: dict[str, int] = {}
 
     def admit(self, identity: Identity) -> bool:
         """Let a call of the newest run pass, and take note of a newer run.
 
         Returns:
-            True if this call is the first of a higher run of a known rollout: what the server
-            holds of the older run ends now.
+            True if this call is the first of a higher run of a known rollout: the caller ends
+            everything of the older run now.
 
         Raises:
             StaleAttempt: A newer run of this rollout has been seen.
         """
-        self.refuse_older(identity)
+        self.require_current(identity)
         newest = self._newest.get(identity.rollout_id)
         self._newest[identity.rollout_id] = identity.attempt
         return newest is not None and identity.attempt > newest
 
-    def refuse_older(self, identity: Identity) -> None:
-        """Refuse a call of an older run, without taking note of a newer one.
+    def require_current(self, identity: Identity) -> None:
+        """Raise for a call of an older run, without taking note of a newer one.
 
         Raises:
             StaleAttempt: A newer run of this rollout has been seen.
         """
-        newest = self._newest.get(identity.rollout_id)
+        newest = self.newest(identity.rollout_id)
         if newest is not None and identity.attempt < newest:
             raise StaleAttempt(
                 "a newer run of this rollout exists",

@@ -139,7 +139,7 @@ class ModelPart:
         return self.ledger.manifest(key)
 
     async def _policy_call(self, identity: Identity, chat: dict[str, Any]) -> Completion:
-        self._refuse_older(identity)
+        self._fences.require_current(identity)
         self._phases.require_open()
         self._admit(identity)
         request_sha256 = digest_of(chat)
@@ -150,12 +150,6 @@ class ModelPart:
         if call.task.cancelled():
             raise StaleAttempt("the run of this model call has ended", details=_who(identity))
         return call.task.result()
-
-    def _refuse_older(self, identity: Identity) -> None:
-        """Raise `StaleAttempt` for an older run, without taking note of a newer one."""
-        newest = self._fences.newest(identity.rollout_id)
-        if newest is not None and identity.attempt < newest:
-            raise StaleAttempt("a newer run of this rollout exists", details=_who(identity))
 
     def _admit(self, identity: Identity) -> None:
         if self._fences.admit(identity):
@@ -196,7 +190,7 @@ class ModelPart:
             parent = self.ledger.parent(identity.rollout_id, call_id)
             parent_key = parent.coordinates.key if parent else None
             completion = await self._endpoint.complete(chat, identity, parent_key)
-            self._refuse_older(identity)
+            self._fences.require_current(identity)
             if completion.coordinates is None:
                 return completion
             wanted = staging_key(identity.incarnation, identity.capture_key, call_id)

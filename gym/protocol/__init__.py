@@ -27,6 +27,7 @@ from gym.protocol.control import (
     RestoreRequest,
     ResumeAnswer,
     ResumeRequest,
+    Seconds,
     Status,
     StatusRequest,
 )
@@ -154,6 +155,7 @@ __all__ = [
     "ResumeAnswer",
     "ResumeRequest",
     "Role",
+    "Seconds",
     "SecretFileRefused",
     "ServerFault",
     "ServerUnreachable",

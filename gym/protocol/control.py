@@ -30,6 +30,7 @@ from gym.protocol.records import (
 BASE_PATH = "/checkpoint/v1"
 MAX_BLOCKERS = 100
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+"""A duration of a day at most."""
 
 
 class Blocker(Wire):

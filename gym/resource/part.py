@@ -95,7 +95,7 @@ class ResourcePart:
             SessionUncertain: An earlier mutation ended in an unknown state.
         """
         identity = mutation.identity
-        self._fences.refuse_older(identity)
+        self._fences.require_current(identity)
         if self._phases.phase not in (Phase.OPEN, Phase.PREPARING):
             raise self._phases.parked()
         if self._fences.admit(identity):

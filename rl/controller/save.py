@@ -14,6 +14,7 @@ import asyncio
 import logging
 from typing import Any
 
+from gym.ended_ids import EndedIds, stale
 from gym.lease import Lease
 from gym.protocol import (
     CheckpointConflict,
@@ -27,9 +28,9 @@ from gym.protocol import (
 from rl.controller.cut import Picture, take_picture, write_picture
 from rl.controller.job_state import JobState
 from rl.controller.ports import STAGING, Collaborators
-from rl.controller.saves import EndedSaves, LastSnapshot, Mark, Save, stale
+from rl.controller.saves import Ended, LastSnapshot, Mark, Save
 from rl.errors import DataPlaneBusy
-from rl.messages import BeginAnswer, CutAnswer, JobPhase, ServerReport
+from rl.messages import SINGLE_CONTROLLER, BeginAnswer, CutAnswer, JobPhase, ServerReport
 from rl.snapshots.topology import topology_of
 
 _log = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class CheckpointDesk:
         self._job = job
         self._with = with_
         self._save: Save | None = None
-        self._ended = EndedSaves()
+        self._ended = EndedIds(Ended, participant=SINGLE_CONTROLLER)
         self._at_the_folder = asyncio.Lock()
         self._busy: asyncio.Task[list[WrittenFile]] | None = None
         self._clearing: asyncio.Task[None] | None = None
@@ -81,7 +82,7 @@ class CheckpointDesk:
         """
         self._lease.check()
         self._job.require_started()
-        self._ended.refuse(checkpoint_id)
+        self._ended.require_not_ended(checkpoint_id)
         save = self._save
         if save is None or save.checkpoint_id != checkpoint_id:
             if (refused := self._refusal()) is not None:
@@ -111,13 +112,13 @@ class CheckpointDesk:
             async with asyncio.timeout(budget_s):
                 await self._job.ledger.wait_paid(save.owed_at_close)
         except TimeoutError:
-            self._ended.refuse(checkpoint_id)
+            self._ended.require_not_ended(checkpoint_id)
             owed = save.owed_at_close & {r.rollout_id for r in self._job.ledger.owed()}
             raise DeadlineExceeded(
                 f"{len(owed)} results are not acknowledged",
                 details={"rollouts": sorted(owed)[:100]},
             ) from None
-        self._ended.refuse(checkpoint_id)
+        self._ended.require_not_ended(checkpoint_id)
         return len(save.owed_at_close)
 
     async def cut(self, checkpoint_id: str, folder: str, budget_s: float) -> CutAnswer:
@@ -146,7 +147,7 @@ class CheckpointDesk:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if save.ended:
-                raise stale(checkpoint_id) from None
+                raise stale(checkpoint_id, SINGLE_CONTROLLER) from None
             raise
 
     def renew(self, checkpoint_id: str, lease_s: float) -> bool:
@@ -171,7 +172,7 @@ class CheckpointDesk:
         save = self._save
         if save is not None and save.checkpoint_id == checkpoint_id:
             self._end(save, keep_folder=published is not None)
-        ended = self._ended.remember(checkpoint_id)
+        ended = self._ended.add(checkpoint_id)
         if published is not None:
             self.last = self.last.or_newer(published, ended.mark)
         return ended.pause_s
@@ -210,7 +211,7 @@ class CheckpointDesk:
             raise
         if save.ended:  # resumed or its lease ended meanwhile: `_clear_away` found no folder yet
             await asyncio.to_thread(self._with.folder.discard, save.checkpoint_id)
-            raise stale(save.checkpoint_id)
+            raise stale(save.checkpoint_id, SINGLE_CONTROLLER)
         if refused is not None:
             self._let_go(save)
             return refused
@@ -310,7 +311,7 @@ class CheckpointDesk:
             ) from None
         self._lease.check()  # an ended lease condemns the cut, whatever its timer did
         if save.ended:
-            raise stale(save.checkpoint_id)
+            raise stale(save.checkpoint_id, SINGLE_CONTROLLER)
         return _answer(self._job, picture, rows_put, [*stored, *own], servers)
 
     async def _mark(self) -> Mark:
@@ -323,7 +324,7 @@ class CheckpointDesk:
         """The save of this id, its lease extended."""
         self._lease.check()
         self._job.require_started()
-        self._ended.refuse(checkpoint_id)
+        self._ended.require_not_ended(checkpoint_id)
         save = self._save
         if save is not None and save.checkpoint_id != checkpoint_id:
             raise CheckpointConflict(f"{save.checkpoint_id} holds the job")
@@ -347,7 +348,7 @@ class CheckpointDesk:
         save.ended = True
         self._save = None
         self._lease.release()
-        ended = self._ended.remember(save.checkpoint_id)
+        ended = self._ended.add(save.checkpoint_id)
         ended.mark = save.mark
         if save.closed_at is not None:
             ended.pause_s = self._with.clock() - save.closed_at

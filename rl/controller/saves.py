@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from gym.protocol import StaleCheckpoint, WrittenFile
-from rl.messages import SINGLE_CONTROLLER, BeginAnswer, CutAnswer
+from gym.protocol import WrittenFile
+from rl.messages import BeginAnswer, CutAnswer
 from rl.snapshots.names import number_of
 
-_REMEMBERED = 1024
-"""As many ids as a Gym server remembers (design section 6, `resume`)."""
 Mark = tuple[int, int]
 """Mutations so far and model calls staged: equal marks mean that nothing has changed."""
 
@@ -54,31 +51,3 @@ class LastSnapshot:
         if self.name is not None and number_of(name) < number_of(self.name):
             return self
         return LastSnapshot(name, mark)
-
-
-class EndedSaves:
-    """The ids that have ended here, the newest 1,024."""
-
-    def __init__(self) -> None:
-        """None yet."""
-        self._ended: OrderedDict[str, Ended] = OrderedDict()
-
-    def remember(self, checkpoint_id: str) -> Ended:
-        """From now on the id can do nothing here; what is known of it, to be filled in."""
-        ended = self._ended.setdefault(checkpoint_id, Ended())
-        self._ended.move_to_end(checkpoint_id)
-        while len(self._ended) > _REMEMBERED:
-            self._ended.popitem(last=False)
-        return ended
-
-    def refuse(self, checkpoint_id: str) -> None:
-        """Raise `StaleCheckpoint` for an id that has ended."""
-        if checkpoint_id in self._ended:
-            raise stale(checkpoint_id)
-
-
-def stale(checkpoint_id: str) -> StaleCheckpoint:
-    """The error for whoever still works for a save that has ended here."""
-    return StaleCheckpoint(
-        f"checkpoint {checkpoint_id} has ended here", participant=SINGLE_CONTROLLER
-    )

@@ -178,7 +178,7 @@ def test_fences_refuse_older_runs_and_tell_the_first_call_of_a_newer_one() -> No
     assert not fences.admit(run(3))
     fences.raise_to("p0_g0", 2)
     assert fences.newest("p0_g0") == 3
-    fences.refuse_older(run(9))
+    fences.require_current(run(9))
     assert fences.newest("p0_g0") == 3
     fences.forget(["p0_g0", "never-seen"])
     assert not fences.admit(run(0))

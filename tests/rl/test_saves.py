@@ -4,28 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-from gym.protocol import StaleCheckpoint
-from rl.controller.saves import EndedSaves
 from tests.living import grown, living
 from tests.rl.fakes import World
 
 FEW, MANY = 5, 40
-
-
-def test_the_newest_1024_saves_that_ended_are_remembered() -> None:
-    """Break: leave out the loop that drops the oldest."""
-    ended = EndedSaves()
-    for number in range(1024):
-        ended.remember(f"save-{number}")
-    for known in ("save-0", "save-1023"):
-        with pytest.raises(StaleCheckpoint):
-            ended.refuse(known)
-    ended.remember("one-more")
-    ended.refuse("save-0")
-    with pytest.raises(StaleCheckpoint):
-        ended.refuse("save-1")
 
 
 async def test_what_the_controller_holds_does_not_grow_with_saves(tmp_path: Path) -> None:
@@ -40,7 +22,7 @@ async def test_what_the_controller_holds_does_not_grow_with_saves(tmp_path: Path
         await _one(world, number)
     remembered = (
         "rl.controller.saves.Ended",
-        "rl.controller.saves.EndedSaves._ended",
+        "gym.ended_ids.EndedIds._ids",
     )  # the newest 1,024
     assert grown(before, living("rl", "gym"), MANY, *remembered) == {}
 

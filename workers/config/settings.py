@@ -31,9 +31,9 @@ from pydantic_settings import (
 from pydantic_settings import SettingsError as SourceError
 from temporalio.envconfig import ClientConfig, ClientConnectConfig
 
-from gym.protocol import Kind
+from gym.protocol import Kind, Seconds
 from gym.protocol.records import BaseUrl, ServerName
-from rl.messages import JobConfig, JobId, SaveSettings, Seconds, SnapshotPlace
+from rl.messages import JobConfig, JobId, SaveSettings, SnapshotPlace
 from workers.config.gym_servers import GymServer, Servers, absolute
 from workers.config.origins import Places, nearest, not_json, refuse_unknown_variables
 from workers.config.sources import (
