@@ -19,8 +19,8 @@ from gym.client import GymClient
 from gym.protocol import DeadlineExceeded, StaleIncarnation
 from rl.actors import attached, call
 from rl.controller.actor import single_controller
-from rl.data_plane.host import STORAGE_ACTOR, data_plane_host
-from rl.data_plane.transfer_queue import CONTROLLER_NAMESPACE
+from rl.data_plane.host import data_plane_host
+from rl.data_plane.names import CONTROLLER_NAMESPACE, STORAGE_ACTOR
 from rl.errors import ActorLost, JobAlive
 from rl.generation.actor import generation_actor
 from rl.messages import (

@@ -21,7 +21,6 @@ from gym.protocol import StaleIncarnation, WrittenFile
 from rl.controller.actor_ports import RayGym, RayHost
 from rl.controller.controller import Controller, not_started
 from rl.controller.ports import Collaborators
-from rl.data_plane.transfer_queue import DataPlane
 from rl.errors import ControllerLost
 from rl.messages import (
     SINGLE_CONTROLLER,
@@ -65,6 +64,10 @@ class SingleController:
         self._controller: Controller | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._attaching = asyncio.Lock()
+        # It imports torch, for seconds: in this process, and not in each that starts the actor.
+        from rl.data_plane.transfer_queue import DataPlane
+
+        self._attach = DataPlane.attach
 
     async def begin_checkpoint(
         self, job_id: str, checkpoint_id: str, name: str | None
@@ -142,7 +145,7 @@ class SingleController:
         async with self._attaching:
             if self._controller is None:
                 collaborators = Collaborators(
-                    data_plane=await DataPlane.attach(),
+                    data_plane=await self._attach(),
                     host=RayHost(incarnation),
                     gym=RayGym(incarnation),
                     folder=SnapshotFolder(self._config),

@@ -15,7 +15,8 @@ from pathlib import Path
 from gym.durable import refusal_of_the_disk, write_durably
 from gym.protocol import NotReady, WrittenFile
 from rl.controller.job_state import JobState
-from rl.controller.ports import STAGING, TRAINING, DataPlanePort
+from rl.controller.ports import DataPlanePort
+from rl.data_plane.names import STAGING, TRAINING
 from rl.errors import InventoryMismatch
 from rl.messages import SINGLE_CONTROLLER, Inventory
 from rl.records.inventories import compare

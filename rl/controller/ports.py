@@ -16,9 +16,6 @@ from gym.protocol import Status, WrittenFile
 from rl.data_plane.rows import StagingRow, TrainingRow
 from rl.messages import Inventory, RunRequest, RunResult, ServerReport
 
-STAGING, TRAINING = "rollout_staging", "rollout_data"
-"""Partitions of TransferQueue, as `rl.data_plane.transfer_queue` has them (which imports torch)."""
-
 
 class DataPlanePort(Protocol):
     """TransferQueue, by key."""

@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 from gym.protocol import CheckpointConflict, InvalidPhase, WrittenFile
 from rl.controller.cut import demand_agreement, read_picture
 from rl.controller.job_state import JobState
-from rl.controller.ports import STAGING, TRAINING, DataPlanePort, GymPort
+from rl.controller.ports import DataPlanePort, GymPort
+from rl.data_plane.names import STAGING, TRAINING
 from rl.messages import ContinuedRollout, JobPhase, StartAnswer
 from rl.records.inventories import Held, compare, compare_restored, who_starts_over
 from rl.records.loader import Loader

@@ -29,7 +29,8 @@ from gym.protocol import (
 )
 from rl.controller.acknowledgements import Acknowledgements
 from rl.controller.job_state import JobState
-from rl.controller.ports import STAGING, DataPlanePort, GymPort
+from rl.controller.ports import DataPlanePort, GymPort
+from rl.data_plane.names import STAGING
 from rl.data_plane.rows import StagingRow, TrainingRow, assemble
 from rl.errors import DataPlaneLost, JobError
 from rl.messages import JobPhase, RunRequest, RunResult

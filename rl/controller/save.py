@@ -27,8 +27,9 @@ from gym.protocol import (
 )
 from rl.controller.cut import Picture, take_picture, write_picture
 from rl.controller.job_state import JobState
-from rl.controller.ports import STAGING, Collaborators
+from rl.controller.ports import Collaborators
 from rl.controller.saves import Ended, LastSnapshot, Mark, Save
+from rl.data_plane.names import STAGING
 from rl.errors import DataPlaneBusy
 from rl.messages import SINGLE_CONTROLLER, BeginAnswer, CutAnswer, JobPhase, ServerReport
 from rl.snapshots.topology import topology_of

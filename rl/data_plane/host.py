@@ -21,11 +21,9 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
-import transfer_queue as tq
-from omegaconf import OmegaConf
 
 from gym.durable import digest_of_file, sync_file, sync_folder
 from gym.protocol import (
@@ -36,13 +34,14 @@ from gym.protocol import (
     StaleIncarnation,
     WrittenFile,
 )
-from rl.data_plane.transfer_queue import STAGING, TRAINING, DataPlane
+from rl.data_plane.names import STAGING, TRAINING
 from rl.errors import DataPlaneLost, Unpublished
 from rl.messages import DATA_PLANE_HOST, JobConfig
 
+if TYPE_CHECKING:
+    from rl.data_plane.transfer_queue import DataPlane
+
 DATA_PLANE_FOLDER = "data_plane"
-STORAGE_ACTOR = "TransferQueueStorageUnit#{}"
-"""Names of TransferQueue's storage actors, in the namespace of this actor."""
 
 
 class DataPlaneHost:
@@ -108,6 +107,8 @@ class DataPlaneHost:
                 )
             base = self._checked_folder(folder)
             await asyncio.to_thread(verify_files, base, own)
+            import transfer_queue as tq  # by now `_start` has imported it
+
             try:
                 await asyncio.to_thread(tq.load_checkpoint, base / DATA_PLANE_FOLDER)
                 for partition in (STAGING, TRAINING):
@@ -157,13 +158,19 @@ class DataPlaneHost:
 
     def _start(self) -> None:
         try:
-            self._start_transfer_queue()
+            plane = self._start_transfer_queue()
         except Exception as error:
             self._starting.set_exception(error)
         else:
-            self._starting.set_result(DataPlane())
+            self._starting.set_result(plane)
 
-    def _start_transfer_queue(self) -> None:
+    def _start_transfer_queue(self) -> DataPlane:
+        # They import torch, for seconds: here, and not in each process that starts this actor.
+        import transfer_queue as tq
+        from omegaconf import OmegaConf
+
+        from rl.data_plane.transfer_queue import DataPlane
+
         units = self._config.storage_units
         # Controller and units take a CPU each; with fewer declared, tq.init waits for ever.
         declared = ray.cluster_resources().get("CPU", 0)
@@ -189,6 +196,7 @@ class DataPlaneHost:
                 }
             )
         )
+        return DataPlane()
 
     def _checked_folder(self, folder: str) -> Path:
         path = Path(folder)
@@ -219,6 +227,8 @@ def save_files(base: Path) -> list[WrittenFile]:
         NoSpace: The disk is full.
         DataPlaneLost: TransferQueue failed.
     """
+    import transfer_queue as tq
+
     identity = _identity(base)
     if identity is None:
         raise Unpublished("the checkpoint folder is gone", details={"folder": base.name})

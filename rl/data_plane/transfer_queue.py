@@ -32,14 +32,15 @@ from tensordict import NonTensorStack, TensorDict
 from transfer_queue.storage.simple_storage import StorageKeyNotFoundError
 
 from gym.protocol import DigestMismatch, canonical_json
+from rl.data_plane.names import (
+    CONTROLLER_ACTOR,
+    CONTROLLER_NAMESPACE,
+    PARTICIPANT,
+    STAGING,
+    TRAINING,
+)
 from rl.data_plane.rows import StagingRow, TrainingRow
 from rl.errors import DataPlaneLost
-
-STAGING = "rollout_staging"
-TRAINING = "rollout_data"
-PARTICIPANT = "TransferQueue"
-CONTROLLER_ACTOR = "TransferQueueController"
-CONTROLLER_NAMESPACE = "transfer_queue"
 
 _STAGING_FIELDS = ("head", "prompt_ids", "generation_ids", "log_probs", "response")
 _TRAINING_FIELDS = ("head", "token_ids", "token_mask", "log_probs", "reward", "result")

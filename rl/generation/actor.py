@@ -23,7 +23,6 @@ import uvicorn
 from fastapi import FastAPI
 
 from gym.protocol import StaleIncarnation
-from rl.data_plane.transfer_queue import DataPlane
 from rl.errors import PortTaken
 from rl.generation.app import PARTICIPANT, Generation, create_app
 from rl.messages import GENERATION, JobConfig
@@ -83,6 +82,8 @@ class GenerationServer:
         os._exit(1)
 
     async def _run(self) -> None:
+        from rl.data_plane.transfer_queue import DataPlane  # imports torch: not in each driver
+
         config = self._config
         generation = Generation(
             await DataPlane.attach(),

@@ -6,7 +6,7 @@ import asyncio
 import json
 
 from rl.actors import attached
-from rl.controller.ports import TRAINING
+from rl.data_plane.names import TRAINING
 from rl.data_plane.transfer_queue import DataPlane
 
 

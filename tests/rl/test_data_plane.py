@@ -26,15 +26,16 @@ from gym.protocol import (
     StaleIncarnation,
     TurnpointError,
 )
-from rl.data_plane.host import STORAGE_ACTOR, data_plane_host
-from rl.data_plane.rows import StagingRow, assemble
-from rl.data_plane.transfer_queue import (
+from rl.data_plane.host import data_plane_host
+from rl.data_plane.names import (
     CONTROLLER_ACTOR,
     CONTROLLER_NAMESPACE,
     STAGING,
+    STORAGE_ACTOR,
     TRAINING,
-    DataPlane,
 )
+from rl.data_plane.rows import StagingRow, assemble
+from rl.data_plane.transfer_queue import DataPlane
 from rl.generation.actor import generation_actor
 from rl.messages import DATA_PLANE_HOST, RAY_NAMESPACE, JobConfig
 from tests.ports import free_port

@@ -21,7 +21,8 @@ from gym.client import GymClient
 from gym.protocol import CheckpointConflict, StaleCheckpoint, StaleIncarnation
 from rl.actors import call
 from rl.data_plane.host import data_plane_host
-from rl.data_plane.transfer_queue import STAGING, TRAINING, DataPlane
+from rl.data_plane.names import STAGING, TRAINING
+from rl.data_plane.transfer_queue import DataPlane
 from rl.errors import ControllerLost, OtherJob, Superseded
 from rl.job import (
     actors,

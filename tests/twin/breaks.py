@@ -11,8 +11,8 @@ from gym.environments.counter import Counter
 from gym.resource.session import Session
 from rl.controller import restore as restoring
 from rl.controller.acknowledgements import Acknowledgements
-from rl.controller.ports import STAGING
 from rl.controller.rollout_pump import RolloutPump
+from rl.data_plane.names import STAGING
 from rl.records.loader import Loader
 from rl.records.recovery_ledger import RolloutRecord
 from rl.snapshots.folder import SnapshotFolder

@@ -11,7 +11,7 @@ import json
 import transfer_queue as tq
 
 from rl.actors import attached
-from rl.controller.ports import TRAINING
+from rl.data_plane.names import TRAINING
 from rl.data_plane.transfer_queue import DataPlane
 
 TASK = "trainer"

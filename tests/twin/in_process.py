@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from gym.client import GymClient
-from rl.controller.ports import TRAINING
+from rl.data_plane.names import TRAINING
 from rl.errors import NoSnapshot
 from rl.messages import Workload
 from rl.policies.scripted import Script

@@ -9,7 +9,7 @@ from typing import Any
 
 from gym.durable import digest_of_file, write_durably
 from gym.protocol import WrittenFile
-from rl.controller.ports import STAGING, TRAINING
+from rl.data_plane.names import STAGING, TRAINING
 from rl.data_plane.rows import StagingRow, TrainingRow
 
 ROWS_FILE = "data_plane/rows.bin"

@@ -22,7 +22,7 @@ from activities.contract import (
 )
 from gym.client import GymClient
 from rl import job
-from rl.controller.ports import STAGING
+from rl.data_plane.names import STAGING
 from rl.messages import JobConfig, Workload
 from tests.twin.life import Life
 from tests.twin.moments import RUNNING, START

@@ -206,7 +206,8 @@ async def _training_rows() -> dict[str, tuple[TrainingRow, dict[str, Any]]]:
     # Not at the top: Ray reads its environment when it is imported, and the demo has no cluster
     # before its last chapter.
     from rl.actors import attached
-    from rl.data_plane.transfer_queue import TRAINING, DataPlane
+    from rl.data_plane.names import TRAINING
+    from rl.data_plane.transfer_queue import DataPlane
 
     await attached()
     data_plane = await DataPlane.attach()
