@@ -1,10 +1,10 @@
-"""Files that are complete and on disk under their name, or do not exist under it.
+"""Files that are complete and on disk under their name, or do not exist under that name.
 
 Guarantees: a file is created exclusively under a name unique to the try, synced, renamed, and
 its folder synced (design section 4). A try that fails or is interrupted removes its own file;
 one that dies leaves a hidden `.<name>.<uuid>.try`. Nothing here creates a folder.
-It does not guard against another writer of the same final name: the last rename wins, except
-with `create_exclusively`, where the first one does.
+Not guaranteed: protection from another writer of the same final name. The last rename wins, except
+with `create_exclusively`, where the first creator does.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class DurableFile(io.RawIOBase):
-    """The file of one try: counts and digests what is written to it."""
+    """The file of one try, created exclusively; counts and digests the bytes written to it."""
 
     def __init__(self, path: Path) -> None:
-        """Create `path` exclusively; `FileExistsError` if it is there."""
         super().__init__()
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
         self._hash = hashlib.sha256()
@@ -42,7 +41,7 @@ class DurableFile(io.RawIOBase):
         return self._hash.hexdigest()
 
     def writable(self) -> bool:
-        """Always: it is written front to back and never read."""
+        """True: the file is written front to back and never read."""
         return True
 
     def write(self, data: Buffer, /) -> int:
@@ -110,7 +109,7 @@ def create_exclusively(path: Path, data: bytes) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Return only when the content of a file that somebody else wrote is on disk."""
+    """Return only when the content of a file, written by another process, is on disk."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         os.fsync(fd)
@@ -128,7 +127,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def digest_of_file(path: Path) -> tuple[int, str]:
-    """Bytes and sha256 (hex) of a file as it lies on disk; a symlink is an `OSError`."""
+    """Size in bytes and sha256 (hex) of a file on disk; a symlink is an `OSError`."""
     digest = hashlib.sha256()
     size = 0
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb", buffering=0) as file:
@@ -139,11 +138,11 @@ def digest_of_file(path: Path) -> tuple[int, str]:
 
 
 def refusal_of_the_disk(error: OSError, *, participant: str) -> NotWritten:
-    """The typed error for what the disk answered.
+    """The typed error for an error of the disk.
 
     Args:
         error: As the operating system raised it.
-        participant: Whose file it was.
+        participant: Server or actor that wrote the file.
     """
     name = Path(error.filename).name if isinstance(error.filename, str) else "a file"
     details = {"file": name}
@@ -169,7 +168,7 @@ def _trying(path: Path) -> Iterator[tuple[Path, DurableFile]]:
         yield attempt, file
     except BaseException as error:
         if isinstance(error, OSError):
-            error.filename = str(path)  # a write names no file, and a try's name helps nobody
+            error.filename = str(path)  # a write names no file, and the name of a try is of no use
         file.close()
         attempt.unlink(missing_ok=True)
         raise

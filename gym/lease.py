@@ -1,8 +1,8 @@
 """A lease that ends by itself (design section 4, leases).
 
-Guarantees: `check` finds an ended lease whatever the timer did, so a process that was stopped
-and continued finds it ended before it serves anything, as long as every request checks first.
-The timer only makes it end without a request. Nothing here extends a lease by itself.
+Guarantees: `check` finds an ended lease independent of the timer, so a process that was stopped
+and continued ends it before it serves anything, as long as every request checks first. The timer
+ends it when no request comes. Only `extend` extends it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def lease_clock() -> float:
 
 
 class Lease:
-    """At most one lease at a time, used on one event loop.
+    """At most one lease at a time; used on one event loop.
 
     Args:
         on_end: Called once when the lease runs out; not when it is released.
@@ -51,14 +51,14 @@ class Lease:
         self._arm(lease_s)
 
     def release(self) -> None:
-        """Drop the lease without calling `on_end`; repeatable."""
+        """End the lease without calling `on_end`; repeatable."""
         self._ends_at = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def check(self) -> None:
-        """End the lease now if its time is over. To be called before anything is served."""
+        """End the lease now if its time is over; every request calls this first."""
         if self._ends_at is not None and self._clock() >= self._ends_at:
             self.release()
             self._on_end()
@@ -70,6 +70,6 @@ class Lease:
 
     def _due(self) -> None:
         self.check()
-        # The loop's clock and the lease's may differ a little: wait for what is left.
+        # The loop's clock and the lease's may differ a little: wait for the rest.
         if (left := self.left_s) is not None:
             self._arm(max(left, 0.001))

@@ -7,7 +7,6 @@ the other; cookies travel by hand, so rollouts never share a session.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from http.cookies import CookieError, SimpleCookie
@@ -15,7 +14,6 @@ from typing import Any
 
 import httpx
 
-from gym.formats.json_body import refuse_constant
 from gym.protocol import (
     HEADER_RESOURCE_REVISION,
     Identity,
@@ -27,6 +25,7 @@ from gym.protocol import (
     StaleInstance,
     TurnpointError,
     error_from_body,
+    parse_json,
 )
 
 _BODY_FIELDS = {"code", "message", "details"}
@@ -91,7 +90,7 @@ class Reply:
 
     def _body(self) -> Any:
         try:
-            return json.loads(self.text, parse_constant=refuse_constant)
+            return parse_json(self.text)
         except (ValueError, RecursionError):
             return None
 

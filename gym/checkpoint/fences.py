@@ -1,6 +1,6 @@
 """The newest run of each rollout that a server has seen in this incarnation (invariant 7).
 
-Guarantees: an older run than the newest seen is refused. Memory is bounded by `forget`.
+Guarantees: a run older than the newest seen is refused. Memory is bounded by `forget`.
 Incarnations are checked elsewhere (`Phases.identify`).
 """
 

@@ -1,4 +1,4 @@
-"""A checkpoint folder as one server may use it (design section 4 and 6, folders).
+"""A checkpoint folder as one server may use it (design sections 4 and 6, folders).
 
 Guarantees: every path handed out lies below the configured snapshot root, with no symlink on
 the way from the root; a server creates nothing but its own folder, inside a checkpoint folder
@@ -16,17 +16,20 @@ from gym.protocol import INNER_FILES_FOLDER, DigestMismatch, FolderOutsideRoot, 
 class CheckpointFolder:
     """One checkpoint folder below the snapshot root.
 
+    Args:
+        root: The snapshot root.
+        folder: Absolute path of the checkpoint folder.
+
     Raises:
         FolderOutsideRoot: It is not an existing folder below the root, or a symlink is on the
             way.
     """
 
     def __init__(self, root: Path, folder: str) -> None:
-        """Check `folder`, an absolute path."""
         self.path = Path(folder)
-        self._refuse_outside(root)
+        self._require_below(root)
 
-    def _refuse_outside(self, root: Path) -> None:
+    def _require_below(self, root: Path) -> None:
         real_root = root.resolve()
         try:
             real = self.path.resolve(strict=True)
@@ -43,7 +46,7 @@ class CheckpointFolder:
             raise FolderOutsideRoot("a symlink or `..` leads to the checkpoint folder")
 
     def own(self, server: str) -> Path:
-        """`<folder>/gym/<server>`, created if it is not there; its parents never are.
+        """`<folder>/gym/<server>`, created if it is missing; its parents are never created.
 
         Raises:
             FolderOutsideRoot: The checkpoint folder is gone, or a symlink is in the way.
@@ -62,7 +65,7 @@ class CheckpointFolder:
         return own
 
     def locate(self, file: WrittenFile, *, server: str | None = None) -> Path:
-        """Where a recorded file lies.
+        """Path of a recorded file.
 
         Args:
             file: The record; its path is relative to this folder.

@@ -1,4 +1,4 @@
-"""Data-plane calls that were admitted and are not answered."""
+"""Data-plane calls that were admitted and are not answered yet."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Discrete, Space
 
-from gym.formats.json_body import refuse_constant
 from gym.formats.responses import text_of
+from gym.protocol import parse_json
 
 _BEGIN = re.compile("<action>", re.IGNORECASE)
 _END = re.compile("</action>", re.IGNORECASE)
@@ -58,7 +58,7 @@ def spelled_action(wanted: str | None, space: Space[Any]) -> Any:
     if wanted is None:
         return None
     try:
-        value = json.loads(wanted, parse_constant=refuse_constant)
+        value = parse_json(wanted)
         if isinstance(space, Discrete):
             action: Any = value if type(value) is int else None
         else:
@@ -81,7 +81,7 @@ def _items(response: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _argument(arguments: Any) -> str | None:
     try:
-        given = json.loads(arguments, parse_constant=refuse_constant)
+        given = parse_json(arguments)
     except (ValueError, TypeError, RecursionError):
         return None
     action = given.get("action") if isinstance(given, dict) else None

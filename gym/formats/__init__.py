@@ -1,1 +1,1 @@
-"""Bodies as NeMo Gym and OpenAI-compatible servers write them. No server is in here."""
+"""Bodies as NeMo Gym and OpenAI-compatible servers write them."""

@@ -1,4 +1,4 @@
-"""What `/reset` and `/step` answer: NeMo Gym's shapes, the same for server and agent."""
+"""Answers of `/reset` and `/step`: NeMo Gym's shapes, the same for server and agent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ResetAnswer(_Shape):
 
 
 class ToolOutput(_Shape):
-    """What a model that acted by a tool call is to read as that call's output."""
+    """Text that a model which acted by a tool call reads as that call's output."""
 
     call_id: str
     output: str
@@ -48,5 +48,5 @@ class StepAnswer(_Shape):
 
     @property
     def over(self) -> bool:
-        """Whether the episode ended with this step."""
+        """True if the episode ended with this step."""
         return self.terminated or self.truncated

@@ -1,11 +1,11 @@
-"""Responses <-> chat completions: what the model server speaks, and what vLLM speaks.
+"""Translation between OpenAI Responses (the model server's routes) and chat completions (vLLM).
 
 Guarantees: both directions are pure functions; the same chat completion gives the same
 Responses body, ids included, so that a call issued again is answered alike. Key order of tool
-schemas and arguments is kept, because chat templates print it into the prompt.
+schemas and arguments is kept, because chat templates print them into the prompt.
 
-Not here: streaming, audio and hosted tools. What cannot be said in chat completions is refused
-with `InvalidRequest`, which names the item type and nothing of its content.
+Not supported: streaming, audio and hosted tools. An item without a counterpart in chat completions
+is refused with `InvalidRequest`, which names the item's type and nothing of its content.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_t
 
 
 def chat_request(body: JsonObject, *, model: str | None, extra: JsonObject) -> JsonObject:
-    """The chat completion request that asks for the same as a Responses request.
+    """The chat completion request with the meaning of a Responses request.
 
     Args:
         body: Body of `/v1/responses`.
@@ -45,7 +45,7 @@ def chat_request(body: JsonObject, *, model: str | None, extra: JsonObject) -> J
             would be refused.
 
     Raises:
-        InvalidRequest: An item, part or tool that chat completions do not know.
+        InvalidRequest: An item, part or tool without a counterpart in chat completions.
     """
     chat: JsonObject = {"messages": _messages(body)}
     if (name := model or body.get("model")) is not None:
@@ -83,7 +83,7 @@ def response_of(chat: JsonObject, request: JsonObject, *, name: str | None = Non
     Args:
         chat: The chat completion as the generation endpoint answered it.
         request: Body of the `/v1/responses` call; its tools and choices are echoed.
-        name: What the ids of response and items are made from; the completion's id if None.
+        name: Source of the ids of response and items; the completion's id if None.
 
     Raises:
         InvalidRequest: The completion has no choice with a message.
@@ -119,7 +119,7 @@ def response_of(chat: JsonObject, request: JsonObject, *, name: str | None = Non
 
 
 def text_of(response: JsonObject) -> str:
-    """The text of all messages in a Responses body, whoever made it."""
+    """The text of all messages in a Responses body, also of one that is not well-formed."""
     texts = []
     for item in response.get("output") or []:
         content = item.get("content") if isinstance(item, dict) else None
@@ -326,7 +326,7 @@ def _output(message: JsonObject, calls: list[JsonObject], name: str) -> list[Jso
 
 
 def _named(calls: list[JsonObject], name: str | None) -> list[JsonObject]:
-    """Calls with random ids named after their place: the same whenever they are generated."""
+    """The calls; random ids are replaced by ids made from the call's place, equal in each try."""
     if name is None:
         return calls
     return [

@@ -1,6 +1,6 @@
-"""What a model may call, and with what: tool names and arguments as random weights write them.
+"""Tool calls as a model writes them, also one with random weights: names and arguments.
 
-Guarantees: whatever the model wrote, the result is a JSON value that can be sent, or a refusal
+Guarantees: for any text of the model the result is a JSON value that can be sent, or a refusal
 whose text is shown to the model as the tool's output (NeMo Gym's behaviour).
 """
 
@@ -10,26 +10,25 @@ import json
 import re
 from typing import Any
 
-from gym.formats.json_body import refuse_constant
+from gym.protocol import parse_json
 
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _NOT_TOOLS = frozenset(
     {"seed_session", "verify", "close_session", "reset", "step", "close", "aggregate_metrics"}
 )
-"""Routes of a resource server that are the agent's to call, never the model's."""
+"""Routes of a resource server that the agent calls, never the model."""
 
 
 class BadToolCall(Exception):
-    """A call that is not sent; `output` is what the model is told."""
+    """A call that is not sent; the model is shown `output` as the tool's output."""
 
     def __init__(self, reason: str) -> None:
-        """Keep the reason as a tool output."""
         super().__init__(reason)
         self.output = json.dumps({"error": reason})
 
 
 def is_tool_name(name: Any) -> bool:
-    """Whether it could be a tool's name, and is no route that is the agent's."""
+    """True for a name that a tool may have and that is no route of the agent's own."""
     return isinstance(name, str) and bool(_TOOL_NAME.fullmatch(name)) and name not in _NOT_TOOLS
 
 
@@ -51,7 +50,7 @@ def tool_arguments(text: Any) -> Any:
         BadToolCall: They are not JSON, or hold what JSON cannot carry (NaN, lone surrogates).
     """
     try:
-        arguments = json.loads(text, parse_constant=refuse_constant)
+        arguments = parse_json(text)
         json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, TypeError, RecursionError) as error:
         raise BadToolCall(f"Invalid tool call arguments: {type(error).__name__}") from None

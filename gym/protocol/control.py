@@ -34,7 +34,7 @@ Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 
 
 class Blocker(Wire):
-    """One thing that keeps a server from being ready: who, where, for how long."""
+    """One thing that keeps a server from being ready: its rollout, its place and its age."""
 
     rollout_id: str | None
     attempt_index: int | None = None
@@ -97,7 +97,7 @@ class PrepareRequest(ControlRequest):
 
 
 class RenewRequest(ControlRequest):
-    """`POST renew`: extend the lease to `lease_s` from now, if this id holds the server."""
+    """`POST renew`: extend the lease to `lease_s` from now, if this id owns the server."""
 
     checkpoint_id: OperationId
     lease_s: Seconds
@@ -144,7 +144,7 @@ class DiscardRequest(ControlRequest):
 
 
 class AcknowledgeRequest(ControlRequest):
-    """`POST acknowledge`: RL owns this finished result now."""
+    """`POST acknowledge`: RL keeps this finished result now; the agent may release it."""
 
     rollout_id: RolloutId
     attempt_index: int = Field(ge=0)
@@ -158,7 +158,7 @@ class ForgetRequest(ControlRequest):
 
 
 class Answer(Wire):
-    """Base of every answer: who answered, in which life and phase."""
+    """Base of every answer: the server, its process and its phase."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     server: ServerName
@@ -181,7 +181,7 @@ class Status(Answer):
     """Answer of `GET status`."""
 
     checkpoint_id: str | None
-    """The checkpoint or restore id that holds the server."""
+    """The checkpoint or restore id that owns the server."""
     lease_left_s: float | None
     counts: Counts
     blockers: list[Blocker]
@@ -189,7 +189,7 @@ class Status(Answer):
 
 
 class PrepareAnswer(Answer):
-    """Answer of `POST prepare`: ready, or not with what is in the way; closed either way."""
+    """Answer of `POST prepare`: ready, or the blockers; admission is closed either way."""
 
     ready: bool
     counts: Counts
@@ -201,6 +201,7 @@ class RenewAnswer(Answer):
     """Answer of `POST renew`."""
 
     held: bool
+    """True if the id owns the server, so that its lease was extended."""
     lease_left_s: float | None
 
 
@@ -212,9 +213,10 @@ class CommitAnswer(Answer, Holdings):
 
 
 class ResumeAnswer(Answer):
-    """Answer of `POST resume`: the phase, and who holds the server if anybody does."""
+    """Answer of `POST resume`."""
 
     checkpoint_id: str | None
+    """Another id that owns the server, if there is one."""
 
 
 class RestoreAnswer(Answer, Holdings):

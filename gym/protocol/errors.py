@@ -1,6 +1,6 @@
 """Every error that crosses a boundary of Turnpoint, as one tree.
 
-TurnpointError                 code, status, whether a retry can help, who it concerns
+TurnpointError                 code, status, retryable, participant
 ├── ProtocolError              a Gym server's typed refusal (design section 6)
 │   ├── Unauthorized           401 unauthorized
 │   ├── InvalidRequest         422 invalid_request: a field does not parse (named, value hidden)
@@ -8,7 +8,7 @@ TurnpointError                 code, status, whether a retry can help, who it co
 │   ├── CheckpointConflict     409 checkpoint_conflict: another id owns the server
 │   ├── StaleCheckpoint        409 stale_checkpoint: the id has ended here
 │   ├── StaleAttempt           409 stale_attempt: an older run or incarnation
-│   ├── StaleInstance          409 stale_instance: another life of the process
+│   ├── StaleInstance          409 stale_instance: an earlier process of the server
 │   ├── StaleIncarnation       409 stale_incarnation
 │   ├── IdentityMismatch       409 identity_mismatch: headers that do not fit together
 │   ├── DeadlineExceeded       409 deadline_exceeded
@@ -53,7 +53,7 @@ class TurnpointError(Exception):
     code: ClassVar[str] = "internal"
     status: ClassVar[int] = 500
     retryable: ClassVar[bool] = False
-    """Whether the same call can succeed later without anybody changing anything."""
+    """True if the same call can succeed later although nothing is changed or repaired."""
 
     def __init__(
         self,
@@ -62,7 +62,6 @@ class TurnpointError(Exception):
         participant: str | None = None,
         details: dict[str, Any] | None = None,
     ) -> None:
-        """Keep what crosses the boundary: the sentence, who it concerns, the details."""
         super().__init__(message)
         self.message = message
         self.participant = participant
@@ -137,7 +136,7 @@ class StaleAttempt(ProtocolError):
 
 
 class StaleInstance(ProtocolError):
-    """The caller speaks to another life of this process."""
+    """The request is for an earlier process of this server, whose state is gone."""
 
     code = "stale_instance"
 

@@ -1,7 +1,7 @@
-"""Who a call belongs to: identity travels in headers (design section 3).
+"""Identity of a call: rollout, run and incarnation travel in headers (design section 3).
 
 Guarantees: an `Identity` built here is well formed; anything else raises `IdentityMismatch`.
-It does not say whether the run is current: the servers' fences do.
+An older run is refused elsewhere, by the servers' fences.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CALL_ID = re.compile(r"^call-(0|[1-9][0-9]*)$")
 
 
 class CallKind(StrEnum):
-    """What sort of data-plane call the headers make it."""
+    """Sorts of data-plane calls, told apart by their headers."""
 
     RUN = "run"
     """`/run` and other calls about a run as a whole: the first three headers alone."""

@@ -1,4 +1,4 @@
-"""What is written and compared: files, continuations, ledger rows, sessions.
+"""Records that are written and compared: files, continuations, ledger rows, sessions.
 
 Guarantees: every record refuses unknown fields and hides its input in errors.
 """
@@ -27,7 +27,7 @@ ServerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
 
 
 def _base_url(text: str) -> str:
-    """Refuse what is no base URL of a server; what it says is never part of the reason."""
+    """Refuse any other text than the base URL of a server; the reason never quotes it."""
     try:
         parts = urlsplit(text)
         fits = parts.scheme in ("http", "https") and bool(parts.hostname)
@@ -47,7 +47,7 @@ def _base_url(text: str) -> str:
 
 
 BaseUrl = Annotated[str, AfterValidator(_base_url)]
-"""Where a server is: shown to everybody, so no credential may be in it."""
+"""Base URL of a server: it is shown in logs and manifests, so no credential may be in it."""
 
 
 class Wire(BaseModel):
@@ -57,7 +57,7 @@ class Wire(BaseModel):
 
 
 class Phase(StrEnum):
-    """Where a participant stands (design section 6)."""
+    """Phase of a participant (design section 6)."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -70,7 +70,7 @@ class Phase(StrEnum):
 
 
 class Kind(StrEnum):
-    """What sort of Gym server a participant is."""
+    """Sorts of Gym servers."""
 
     MODEL = "model"
     AGENT = "agent"
@@ -78,7 +78,7 @@ class Kind(StrEnum):
 
 
 class Mode(StrEnum):
-    """What a server can do with its state."""
+    """Ways in which a server treats its state."""
 
     EXPORT_RESTORE = "export_restore"
     STATELESS = "stateless"
@@ -121,7 +121,7 @@ class SessionEntry(Wire):
 
 
 class StagingCoordinates(Wire):
-    """Where the tokens of one model call are: what the generation endpoint answers instead."""
+    """Place of one model call's tokens; the generation endpoint answers it in their stead."""
 
     key: str
     prompt_length: int = Field(ge=0)

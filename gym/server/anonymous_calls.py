@@ -1,10 +1,10 @@
-"""Callers without identity: served while the server is open, parked while it is closed (section 3).
+"""Calls without identity: served while the server is open, else kept waiting (design section 3).
 
-Guarantees: a parked call is not in flight, so no save waits for it; it goes on by itself when the
-server opens, in the same instant in which that is seen; one whose caller has hung up meanwhile is
-dropped. An unmodified agent that was refused would show the refusal to its model as a tool result.
-A model call or a run whose caller hangs up ends with that: no caller could ask for its answer, and
-a save would wait for it.
+An unmodified agent would show a refusal to its model as a tool result, so such calls are not
+refused. Guarantees: a waiting call is not in flight, so no save waits for it; it goes on when the
+server opens, before the server can close again; one whose caller has hung up is dropped. A model
+call or a run ends when its caller hangs up: no other caller could ask for its answer, and a save
+would wait for it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 async def caller_of(phases: Phases, request: Request, where: str) -> Identity | None:
-    """Identity of a call; a call without one is parked until the server is open.
+    """Identity of a call; a call without one waits until the server is open.
 
     Args:
         phases: The server's state machine.
@@ -41,12 +41,14 @@ async def caller_of(phases: Phases, request: Request, where: str) -> Identity | 
     # Read to its end: all that can be received after it is that the caller has left.
     await request.body()
     if identity is None:
-        await park(phases, where, request.receive)
+        await wait_until_open(phases, where, request.receive)
     return identity
 
 
-async def park(phases: Phases, where: str, hung_up: Callable[[], Awaitable[object]]) -> None:
-    """Return when new work is accepted; the caller goes on before the server can close again.
+async def wait_until_open(
+    phases: Phases, where: str, hung_up: Callable[[], Awaitable[object]]
+) -> None:
+    """Return when the server is open; the caller goes on before the server can close again.
 
     Args:
         phases: The server's state machine.

@@ -1,14 +1,14 @@
 """One process per Gym server: sessions, ledger and phases live in its memory.
 
 `uvicorn --workers 2` over an application factory starts processes that share the server's port and
-know nothing of each other: each call, also each control call, would meet any of them.
+know nothing of each other: each call, also each control call, would reach any one of them.
 
-Guarantees: of one server (snapshot root, name, address) one process at a time serves; the next
-one ends at its start with `MoreThanOneProcess`. What says so is an abstract Unix socket, which the
-kernel takes back with the process, however that ends: a server that is started again after a
-SIGKILL never finds it held. Its scope is the network namespace, like that of the port that the
-processes would share, so a fleet of another machine or container, over the same snapshot root,
-is never in the way. An application that is never started (called in process) takes nothing.
+Guarantees: of one server (snapshot root, name, address) one process at a time serves; a second one
+ends at its start with `MoreThanOneProcess`. The lock is an abstract Unix socket, which the kernel
+releases with the process: a server that is started again after a SIGKILL finds it free. Its scope
+is the network namespace, like that of the port that the processes would share, so a fleet on
+another machine or container, over the same snapshot root, is not affected. An application that is
+never started (called in process) takes no lock.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gym.protocol import MoreThanOneProcess
 from gym.server.settings import ServerSettings
 
 WEB_CONCURRENCY = "WEB_CONCURRENCY"
-"""uvicorn's variable for the number of worker processes; platforms set it unasked."""
+"""uvicorn's variable for the number of worker processes; some platforms set it by themselves."""
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def only_process(settings: ServerSettings) -> Iterator[None]:
     """Be the one process of a server while the block runs.
 
     Raises:
-        MoreThanOneProcess: Another process is.
+        MoreThanOneProcess: Another process serves it.
     """
     place = f"{settings.snapshot_root}\n{settings.name}\n{settings.host}\n{settings.port}"
     name = f"\0turnpoint-{hashlib.sha256(place.encode()).hexdigest()}"
@@ -51,7 +51,7 @@ def only_process(settings: ServerSettings) -> Iterator[None]:
         yield
 
 
-def refuse_web_concurrency(
+def require_one_worker(
     settings: ServerSettings, environment: Mapping[str, str] = os.environ
 ) -> None:
     """Raise unless the environment asks for one process.

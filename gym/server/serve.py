@@ -9,13 +9,13 @@ from fastapi import FastAPI
 
 from gym.logs import configure_logging
 from gym.protocol import MoreThanOneProcess
-from gym.server.one_process import refuse_web_concurrency
+from gym.server.one_process import require_one_worker
 from gym.server.settings import ServerSettings
 
 log = logging.getLogger("turnpoint.gym")
 
 GRACE_S = 1
-"""How long open calls may go on after SIGTERM; state is lost then anyway."""
+"""Seconds for which open calls may go on after SIGTERM; state is lost then anyway."""
 
 
 def serve(app: FastAPI, settings: ServerSettings) -> None:
@@ -27,7 +27,7 @@ def serve(app: FastAPI, settings: ServerSettings) -> None:
     """
     configure_logging(settings.name)
     try:
-        refuse_web_concurrency(settings)
+        require_one_worker(settings)
     except MoreThanOneProcess as error:
         log.error(error.message, extra={"event": "refused", "code": error.code})
         raise SystemExit(2) from None

@@ -29,7 +29,7 @@ from gym.protocol import (
 )
 from gym.resource.anonymous_sessions import UnidentifiedSessions
 from gym.resource.part import ResourcePart
-from gym.server.anonymous_calls import park
+from gym.server.anonymous_calls import wait_until_open
 from tests.gym.fake_generation import FakeGeneration
 from tests.gym.fleet import AGENT, COUNTER, MODEL, NAMES, ROW, Fleet, fleet, until
 from tests.gym.parts import participant_in
@@ -107,7 +107,7 @@ async def test_a_save_that_begins_while_it_is_held_elsewhere_gets_ready(
 async def test_a_held_call_whose_caller_hangs_up_is_dropped(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Break: let `hold` wait for the opening alone."""
+    """Break: let `wait_until_open` wait for the opening alone."""
     caplog.set_level(logging.INFO, "turnpoint.gym")
     async with joined(tmp_path) as (servers, http):
         await servers.prepare(name)
@@ -172,7 +172,7 @@ async def test_a_held_call_never_goes_on_in_a_server_that_is_closed_again(
     never, seen = asyncio.Event(), list[bool]()
 
     async def held() -> None:
-        await park(participant.phases, "tool", never.wait)
+        await wait_until_open(participant.phases, "tool", never.wait)
         seen.append(participant.phases.is_open)
 
     task = asyncio.create_task(held())
@@ -191,7 +191,7 @@ async def test_a_held_call_never_goes_on_in_a_server_that_is_closed_again(
 async def test_a_caller_that_left_in_the_instant_of_the_opening_is_dropped(tmp_path: Path) -> None:
     participant, _, caller = await participant_in(Phase.PREPARED, tmp_path)
     left = asyncio.Event()
-    held = asyncio.create_task(park(participant.phases, "tool", left.wait))
+    held = asyncio.create_task(wait_until_open(participant.phases, "tool", left.wait))
     await asyncio.sleep(0.01)
     left.set()
     await asyncio.sleep(0)

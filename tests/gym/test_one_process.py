@@ -17,7 +17,7 @@ import pytest
 
 from gym.protocol import MoreThanOneProcess
 from gym.protocol.control import BASE_PATH
-from gym.server.one_process import only_process, refuse_web_concurrency
+from gym.server.one_process import only_process, require_one_worker
 from tests.gym.fleet import until
 from tests.gym.parts import settings
 from tests.ports import free_port
@@ -53,9 +53,9 @@ def test_servers_of_other_names_roots_and_ports_are_not_in_the_way(tmp_path: Pat
 def test_web_concurrency_is_refused_by_name(tmp_path: Path, value: str) -> None:
     one = settings(tmp_path)
     with pytest.raises(MoreThanOneProcess, match=f"WEB_CONCURRENCY .* of {one.name}"):
-        refuse_web_concurrency(one, {"WEB_CONCURRENCY": value})
-    refuse_web_concurrency(one, {"WEB_CONCURRENCY": "1"})
-    refuse_web_concurrency(one, {})
+        require_one_worker(one, {"WEB_CONCURRENCY": value})
+    require_one_worker(one, {"WEB_CONCURRENCY": "1"})
+    require_one_worker(one, {})
 
 
 class Workers:
