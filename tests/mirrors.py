@@ -1,0 +1,183 @@
+"""Modules without a test file of their own, and why.
+
+Tests mirror the source, file for file: `rl/records/loader.py` has
+`tests/rl/records/test_loader.py`. A module that is best tested elsewhere is named here, with what
+tests it. `tests/test_mirrors.py` refuses a module with neither, and an entry that is no longer
+needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOMS = ("gym", "rl", "workers")
+
+WITHOUT_A_TEST: dict[str, str] = {
+    "rl.data_plane.names": "constants alone",
+}
+
+NOT_YET: set[str] = {
+    "gym.agent.gymnasium_loop",
+    "gym.agent.gymnasium_server",
+    "gym.agent.part",
+    "gym.agent.peer",
+    "gym.agent.run",
+    "gym.agent.server",
+    "gym.agent.state",
+    "gym.agent.tool_loop",
+    "gym.backoff",
+    "gym.checkpoint.fences",
+    "gym.checkpoint.folder",
+    "gym.checkpoint.in_flight",
+    "gym.checkpoint.operation",
+    "gym.checkpoint.part",
+    "gym.checkpoint.part_files",
+    "gym.checkpoint.participant",
+    "gym.checkpoint.phases",
+    "gym.checkpoint.restore",
+    "gym.checkpoint.save",
+    "gym.client",
+    "gym.environments.counter",
+    "gym.environments.gymnasium_actions",
+    "gym.environments.gymnasium_adapters",
+    "gym.environments.gymnasium_episode",
+    "gym.environments.gymnasium_server",
+    "gym.formats.gymnasium",
+    "gym.formats.json_body",
+    "gym.formats.responses",
+    "gym.formats.tool_calls",
+    "gym.lease",
+    "gym.logs",
+    "gym.model.generation_client",
+    "gym.model.ledger",
+    "gym.model.ledger_files",
+    "gym.model.part",
+    "gym.model.server",
+    "gym.protocol.control",
+    "gym.protocol.errors",
+    "gym.protocol.identity",
+    "gym.protocol.records",
+    "gym.resource.anonymous_sessions",
+    "gym.resource.gymnasium_server",
+    "gym.resource.part",
+    "gym.resource.server",
+    "gym.resource.session",
+    "gym.server.anonymous_calls",
+    "gym.server.answers",
+    "gym.server.app",
+    "gym.server.control_routes",
+    "gym.server.one_process",
+    "gym.server.serve",
+    "gym.server.settings",
+    "rl.controller.acknowledgements",
+    "rl.controller.actor",
+    "rl.controller.actor_ports",
+    "rl.controller.barrier",
+    "rl.controller.controller",
+    "rl.controller.cut",
+    "rl.controller.job_state",
+    "rl.controller.ports",
+    "rl.controller.restore",
+    "rl.controller.rollout_pump",
+    "rl.controller.save",
+    "rl.controller.saves",
+    "rl.data_plane.host",
+    "rl.data_plane.rows",
+    "rl.data_plane.transfer_queue",
+    "rl.errors",
+    "rl.generation.actor",
+    "rl.generation.app",
+    "rl.job",
+    "rl.messages",
+    "rl.nemo_gym.actor",
+    "rl.nemo_gym.fleet",
+    "rl.nemo_gym.joining",
+    "rl.nemo_gym.restore",
+    "rl.nemo_gym.runs",
+    "rl.nemo_gym.save",
+    "rl.nemo_gym.service",
+    "rl.nemo_gym.silent_servers",
+    "rl.policies.scripted",
+    "rl.policies.tiny_model",
+    "rl.policies.vllm",
+    "rl.records.inventories",
+    "rl.records.loader",
+    "rl.records.parquet_file",
+    "rl.records.recovery_ledger",
+    "rl.records.replay_index",
+    "rl.snapshots.check",
+    "rl.snapshots.folder",
+    "rl.snapshots.incarnations",
+    "rl.snapshots.manifest",
+    "rl.snapshots.names",
+    "rl.snapshots.one_job",
+    "rl.snapshots.topology",
+    "workers.__main__",
+    "workers.cli.app",
+    "workers.cli.doctor",
+    "workers.cli.job",
+    "workers.cli.outcome",
+    "workers.cli.output",
+    "workers.cli.phases",
+    "workers.cli.run",
+    "workers.cli.snapshot_contents",
+    "workers.cli.snapshots",
+    "workers.cli.stack",
+    "workers.config.example_rows",
+    "workers.config.origins",
+    "workers.config.sources",
+    "workers.demo.report",
+    "workers.demo.story",
+    "workers.errors",
+    "workers.job.cluster_view",
+    "workers.job.commands",
+    "workers.job.follow",
+    "workers.job.ray_child",
+    "workers.job.ray_client",
+    "workers.job.restarts",
+    "workers.job.status",
+    "workers.job.workflows",
+    "workers.stack.process_specs",
+    "workers.stack.ray_head",
+    "workers.stack.record",
+    "workers.stack.resolve",
+    "workers.stack.starting",
+    "workers.stack.temporal_server",
+    "workers.supervisor.event_log",
+    "workers.temporal",
+    "workers.worker",
+}
+"""Modules whose tests still have another name."""
+
+
+def modules(root: Path) -> dict[str, Path]:
+    """Every module of the mirrored rooms, packages left out, with its test file's path."""
+    found = {}
+    for room in ROOMS:
+        for path in sorted((root / room).rglob("*.py")):
+            source = path.relative_to(root)
+            if source.name != "__init__.py":
+                name = ".".join(source.with_suffix("").parts)
+                found[name] = root / "tests" / source.parent / f"test_{source.name}"
+    return found
+
+
+def not_mirrored(root: Path, reasons: Mapping[str, str]) -> list[str]:
+    """Sentences about every module or entry that breaks the rule; empty: the tests mirror all."""
+    known = modules(root)
+    tested = {name for name, test in known.items() if test.is_file()}
+    here = "tests/mirrors.py"
+    untold = sorted(known.keys() - tested - reasons.keys())
+    return [
+        *(
+            f"{name} has no {known[name].relative_to(root)} and no reason in {here}"
+            for name in untold
+        ),
+        *(f"{name} has a test: remove it from {here}" for name in sorted(tested & reasons.keys())),
+        *(
+            f"{name} does not exist: remove it from {here}"
+            for name in sorted(reasons.keys() - known.keys())
+        ),
+        *(f"{name} needs a reason" for name, reason in reasons.items() if not reason.strip()),
+    ]
