@@ -26,7 +26,7 @@ from gym.logs import configure_logging
 from rl.actors import attached
 from rl.errors import RayUnreachable
 from rl.messages import JobConfig
-from workers.config.key_files import read_key_file
+from workers.config.key_files import read_control_token
 from workers.config.settings import Settings, load_settings
 from workers.temporal import connect, register_search_attributes, snapshot_worker
 
@@ -43,8 +43,7 @@ async def run(settings: Settings, *, interceptors: Sequence[Interceptor] = ()) -
     config = settings.job_config()
     client = await connect(settings)
     await register_search_attributes(client)
-    token = settings.control_token or read_key_file(settings.token_file, "control_token")
-    async with GymClient(token) as gym:
+    async with GymClient(read_control_token(settings)) as gym:
         worker = snapshot_worker(
             client, activities_of(client, config, gym), interceptors=interceptors
         )

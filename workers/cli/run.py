@@ -79,7 +79,7 @@ def run(
     """
     output = Output(as_json)
     settings = settings_of_job(job_id, state_dir)
-    settings.demand_fleet()
+    settings.require_fleet()
     workload = Workload(
         dataset=(rows or example_rows()).absolute(),
         generations=generations,

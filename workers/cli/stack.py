@@ -177,7 +177,7 @@ def doctor(state_dir: StateDir = None, as_json: AsJson = False) -> None:
 
 
 def _follow_job(settings: Settings, output: Output) -> None:
-    settings.demand_fleet()
+    settings.require_fleet()
     with Phases(output) as phases:
         end = asyncio.run(follow_to_the_end(settings, phases.job, output.line))
     sentence = ended(end.state, end.finished, end.failed, end.failures)

@@ -1,4 +1,4 @@
-"""Which file, variable or flag a wrong setting stands in, and what may have been meant.
+"""The file, variable or flag in which a wrong setting stands, and the key that may be meant.
 
 Guarantees: nothing here ever shows a value.
 """
@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings
 from pydantic_settings import SettingsError as SourceError
 
 from gym.server import settings as gym_settings
+from workers.config.gym_servers import GymServer
 from workers.config.sources import CONFIG_FILE, ENV_PREFIX, STACK_FILE, ConfigFile, StackFile
 from workers.errors import SettingsError
 
@@ -26,8 +27,8 @@ _OF_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT(_.*)?)$|_PORT_\d+_(TCP|UDP|SCT
 """A cluster sets these for every service; one called `turnpoint-...` is no typing error."""
 
 
-def refuse_unknown_variables(keys: Collection[str]) -> None:
-    """Refuse a `TURNPOINT_...` that nobody reads: it would be ignored in silence.
+def require_known_variables(keys: Collection[str]) -> None:
+    """Refuse a variable `TURNPOINT_...` that no process reads: it would be ignored in silence.
 
     Raises:
         SettingsError: Each one is named, with the nearest that there is.
@@ -65,7 +66,7 @@ def not_json(error: SourceError, keys: Collection[str]) -> str:
 
 
 class Places:
-    """Where the values of one reading of the settings came from.
+    """The places of the values of one reading of the settings.
 
     Args:
         flags: What the command line gave.
@@ -74,7 +75,7 @@ class Places:
     """
 
     def __init__(self, flags: Mapping[str, Any], kind: type[BaseSettings], *, attach: bool) -> None:
-        """Read the files again; an error is about to be told."""
+        """Read the files again, to report an error."""
         self._flags = flags
         self._environment = {
             name.upper().removeprefix(ENV_PREFIX).lower(): _parsed(value)
@@ -101,6 +102,23 @@ class Places:
         if _has(self._file, loc):
             return f"{Path(CONFIG_FILE).absolute()}"
         return "its default" if len(loc) == 1 else self.of(loc[:-1])
+
+
+def sentence_of(item: Any, places: Places, known: Collection[str]) -> str:
+    """The sentence for one error of pydantic: key, reason and place.
+
+    Args:
+        item: The error as `ValidationError.errors` lists it.
+        places: Of the reading that failed.
+        known: All keys.
+    """
+    key = ".".join(str(part) for part in item["loc"])
+    where = places.of(item["loc"])
+    if item["type"] != "extra_forbidden":
+        return f"{key}: {item['msg'].removeprefix('Value error, ')} ({where})"
+    allowed = known if len(item["loc"]) == 1 else GymServer.model_fields
+    near = nearest(str(item["loc"][-1]), allowed)
+    return f"{key}: no such key in {where}{near}; allowed: {', '.join(sorted(allowed))}"
 
 
 def _has(values: Any, loc: tuple[int | str, ...]) -> bool:

@@ -27,7 +27,7 @@ from rl import job
 from rl.actors import call
 from rl.errors import ActorLost, RayUnreachable
 from rl.messages import SINGLE_CONTROLLER, JobConfig, JoinedServer, Workload
-from workers.config.key_files import read_secret
+from workers.config.key_files import read_control_token
 from workers.config.settings import Settings, load_settings
 from workers.errors import WorkerRoomError
 from workers.job.cluster_view import Claimed, FreshStart, JobSighting
@@ -97,7 +97,7 @@ async def start_fresh(settings: Settings, *, replace: bool) -> FreshStart:
 
     owner = {"run_id": str(uuid.uuid4()), "started_by": "turnpoint run"}
     try:
-        async with GymClient(read_secret(settings)) as gym:
+        async with GymClient(read_control_token(settings)) as gym:
             incarnation = await job.start_fresh(
                 settings.job_config(), workload, owner, gym, replace=replace, claimed=claimed
             )

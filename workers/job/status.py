@@ -15,7 +15,7 @@ from rl.messages import ControllerStatus, JobConfig, ServerConfig
 from rl.snapshots import incarnations
 from rl.snapshots.folder import SnapshotFolder
 from workers.config import gym_servers
-from workers.config.key_files import read_secret
+from workers.config.key_files import read_control_token
 from workers.config.settings import Settings
 from workers.errors import SettingsError
 from workers.stack import ray_head
@@ -138,7 +138,7 @@ async def gym_capabilities(settings: Settings, config: JobConfig) -> dict[str, C
 async def _gym_capabilities(
     settings: Settings, config: JobConfig
 ) -> tuple[dict[str, Capabilities | None], dict[str, str]]:
-    async with GymClient(read_secret(settings)) as gym:
+    async with GymClient(read_control_token(settings)) as gym:
         answers = await asyncio.gather(
             *(gym.capabilities(server.url, server.name) for server in config.servers),
             return_exceptions=True,

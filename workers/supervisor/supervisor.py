@@ -21,7 +21,7 @@ from typing import Any
 from gym.client import GymClient
 from gym.protocol import TurnpointError
 from rl.messages import ControllerStatus, Workload
-from workers.config.key_files import read_secret
+from workers.config.key_files import read_control_token
 from workers.config.settings import Settings
 from workers.errors import Stopped, WorkerRoomError
 from workers.job import commands as job_runs
@@ -133,7 +133,7 @@ class Supervisor:
             GivenUp: The job cannot be brought back.
         """
         try:
-            async with GymClient(read_secret(self.settings)) as gym:
+            async with GymClient(read_control_token(self.settings)) as gym:
                 while True:
                     seen = await self._observer.observe(
                         gym,

@@ -11,7 +11,12 @@ from pydantic import SecretStr
 from rl.errors import FolderError
 from rl.snapshots.folder import SnapshotFolder
 from tests.rl.folder_cases import FIRST, config_of, save, start_job
-from workers.config.key_files import ensure_key_file, read_key_file, read_secret
+from workers.config.key_files import (
+    ensure_key_file,
+    ensure_key_files,
+    read_control_token,
+    read_key_file,
+)
 from workers.config.settings import Settings
 from workers.errors import SettingsError
 
@@ -25,12 +30,25 @@ def test_made_for_the_owner_alone_and_kept(tmp_path: Path) -> None:
     assert path.read_text() == first
 
 
-def test_one_that_others_can_read_is_refused(tmp_path: Path) -> None:
-    path = ensure_key_file(tmp_path / "key", "snapshot_key")
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("key", ["control_token", "snapshot_key"])
+def test_one_that_others_can_read_is_refused_by_each_of_its_readers(
+    tmp_path: Path, key: str, given: bool
+) -> None:
+    """Break: workers/config/settings.py, key_files.py: read the file without `read_secret_file`."""
+    path = ensure_key_file(tmp_path / key, key, SecretStr("s3cret"))
     path.chmod(0o640)
-    with pytest.raises(SettingsError, match="mode 0640; allowed: 0600") as caught:
-        ensure_key_file(path, "snapshot_key")
-    assert path.read_text() not in str(caught.value)
+    in_environment = {key: SecretStr("s3cret")} if given else {}
+    settings = Settings(state_dir=tmp_path, snapshot_root=tmp_path, **in_environment)
+    readers = [lambda: ensure_key_files(settings)]
+    if key == "control_token":
+        readers.append(lambda: read_control_token(settings))
+    elif given:
+        readers.append(settings.snapshot_place)
+    for reader in readers:
+        with pytest.raises(SettingsError, match="mode 0640; allowed: 0600") as caught:
+            reader()
+        assert "s3cret" not in str(caught.value)
 
 
 def test_environment_and_file_must_agree(tmp_path: Path) -> None:
@@ -45,10 +63,10 @@ def test_a_command_with_another_token_than_the_stacks_is_told_so(tmp_path: Path)
     """Break: take the environment's without a look. Every server would refuse it."""
     path = ensure_key_file(tmp_path / "control_token", "control_token", SecretStr("first-s3cret"))
     right = Settings(state_dir=tmp_path, control_token=SecretStr("first-s3cret"))
-    assert read_secret(right).get_secret_value() == "first-s3cret"
+    assert read_control_token(right).get_secret_value() == "first-s3cret"
     wrong = Settings(state_dir=tmp_path, control_token=SecretStr("second-s3cret"))
     with pytest.raises(SettingsError, match="TURNPOINT_CONTROL_TOKEN") as caught:
-        read_secret(wrong)
+        read_control_token(wrong)
     assert str(path) in str(caught.value) and "s3cret" not in str(caught.value)
 
 

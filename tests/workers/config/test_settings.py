@@ -143,7 +143,7 @@ def test_unknown_key_in_the_file_is_named_with_file_and_the_nearest(alone: Path)
 def test_unknown_environment_variable_is_refused_with_the_nearest(
     monkeypatch: pytest.MonkeyPatch, name: str, nearest: str
 ) -> None:
-    """Break: leave `refuse_unknown_variables` out."""
+    """Break: leave `require_known_variables` out."""
     monkeypatch.setenv(name, SECRET)
     with pytest.raises(SettingsError, match=f"{name}: no such key; the nearest is {nearest}") as e:
         load_settings()
