@@ -20,7 +20,8 @@ from pydantic import SecretStr
 
 from gym.client import GymClient
 from gym.logs import configure_logging
-from gym.protocol import DeadlineExceeded, StaleIncarnation, Status, WrittenFile
+from gym.protocol import DeadlineExceeded, SecretFileRefused, StaleIncarnation, Status, WrittenFile
+from gym.secret_file import read_secret_file
 from rl.actors import call
 from rl.errors import ActorLost, ControllerLost, ServerUnfit
 from rl.messages import (
@@ -235,9 +236,6 @@ async def _now(work: Callable[[str], T], argument: str) -> T:
 
 def _token(config: JobConfig) -> SecretStr:
     try:
-        token = config.control_token_file.read_text().strip()
-    except OSError as error:
-        raise ServerUnfit(f"control_token_file cannot be read: {error.strerror}") from None
-    if not token:
-        raise ServerUnfit("control_token_file is empty")
-    return SecretStr(token)
+        return read_secret_file(config.control_token_file, "control_token_file")
+    except SecretFileRefused as error:
+        raise ServerUnfit(str(error)) from None

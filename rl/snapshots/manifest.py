@@ -17,8 +17,16 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from gym.protocol import SCHEMA_VERSION, Wire, WrittenFile, canonical_json, digest_of
+from gym.protocol import (
+    SCHEMA_VERSION,
+    SecretFileRefused,
+    Wire,
+    WrittenFile,
+    canonical_json,
+    digest_of,
+)
 from gym.protocol.records import OperationId, Sha256
+from gym.secret_file import read_secret_file
 from rl.errors import FolderError, SnapshotDamaged
 from rl.messages import JobId, SnapshotFolder, SnapshotPlace, Topology
 
@@ -70,17 +78,16 @@ def read_key(config: SnapshotPlace) -> bytes | None:
     """The key of the HMAC, if one is configured.
 
     Raises:
-        FolderError: The configured file cannot be read, or is empty (a seal for everybody).
+        FolderError: The configured file cannot be read, is empty, or others may read it: with
+            such a key others could seal a snapshot.
     """
     if config.snapshot_key_file is None:
         return None
     try:
-        key = config.snapshot_key_file.read_bytes().strip()
-    except OSError as error:
-        raise FolderError(f"snapshot_key_file cannot be read ({_errno(error)}); {_KEY}") from None
-    if not key:
-        raise FolderError(f"snapshot_key_file is empty; {_KEY}")
-    return key
+        key = read_secret_file(config.snapshot_key_file, "snapshot_key_file")
+    except SecretFileRefused as error:
+        raise FolderError(f"{error}; {_KEY}") from None
+    return key.get_secret_value().encode()
 
 
 def read_manifest(folder: Path) -> SnapshotManifest:

@@ -31,6 +31,7 @@ def config_of(root: Path, *, key: bytes | None = None) -> JobConfig:
     key_file = None
     if key is not None:
         key_file = root / "snapshot.key"
+        key_file.touch(mode=0o600)
         key_file.write_bytes(key)
     return JobConfig(
         job_id="job-1",

@@ -114,6 +114,15 @@ def test_an_older_manifest_without_a_later_optional_field_keeps_its_digest(tmp_p
     assert folder.verify(snapshot.name).trainer_anchor == "bootstrap"
 
 
+def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    """Break: rl/snapshots/manifest.py: read it without `read_secret_file`."""
+    config = config_of(tmp_path, key=b"s3cret")
+    (tmp_path / "snapshot.key").chmod(0o640)
+    with pytest.raises(FolderError, match=r"snapshot_key_file: .* mode 0640") as caught:
+        read_key(config)
+    assert "s3cret" not in str(caught.value)
+
+
 def test_a_key_file_that_is_empty_or_missing_is_named_and_never_printed(tmp_path: Path) -> None:
     config = config_of(tmp_path, key=b" \n")
     with pytest.raises(FolderError, match="snapshot_key_file"):

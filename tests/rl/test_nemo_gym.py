@@ -13,9 +13,9 @@ from fastapi.responses import JSONResponse
 
 from gym.protocol import Phase, StaleIncarnation, TurnpointError, digest_of
 from rl.actors import call
-from rl.errors import ActorLost, RayUnreachable
+from rl.errors import ActorLost, RayUnreachable, ServerUnfit
 from rl.messages import NEMO_GYM, RAY_NAMESPACE, SINGLE_CONTROLLER, RunRequest, RunResult
-from rl.nemo_gym.actor import nemo_gym
+from rl.nemo_gym.actor import _token, nemo_gym
 from tests.rl.folder_cases import config_of
 from tests.rl.gym_fakes import FakeFleet, fake_fleet
 from tests.rl.ray_cluster import ray_cluster
@@ -71,9 +71,20 @@ def _start_controller(servers: list[Any]) -> Any:
     return ray.remote(Controller).options(name=SINGLE_CONTROLLER, num_cpus=0).remote()
 
 
+def test_a_token_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    """Break: rl/nemo_gym/actor.py: read it without `read_secret_file`."""
+    config = config_of(tmp_path)
+    config.control_token_file.write_text("s3cret")
+    config.control_token_file.chmod(0o644)
+    with pytest.raises(ServerUnfit, match=r"control_token_file: .* mode 0644") as caught:
+        _token(config)
+    assert "s3cret" not in str(caught.value)
+
+
 @pytest.mark.real
 async def test_control_calls_pass_a_thousand_runs_and_the_actor_comes_back(tmp_path: Path) -> None:
     config = config_of(tmp_path)
+    config.control_token_file.touch(mode=0o600)
     config.control_token_file.write_text("token\n")
     async with fake_fleet() as fakes:
         gate = asyncio.Event()
