@@ -190,7 +190,7 @@ async def test_each_entry_of_the_topology_is_compared_and_listed(
     """Break: rl/snapshots/topology.py.
 
     Leave the entry out of `_SERVER_FIELDS`, or out of `_entries`.  What the dataset means is
-    compared by the loader: `tests/rl/test_loader.py`.
+    compared by the loader: `tests/rl/records/test_loader.py`.
     """
     config = config.model_copy(update={"policy_sha256": "e" * 64})
     saved = topology_of(config, FLEET.values(), {"epochs": 1})

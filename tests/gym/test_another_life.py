@@ -65,7 +65,7 @@ class Restarting(httpx.AsyncBaseTransport):
 async def test_a_run_that_meets_a_restarted_server_fails_and_names_it(
     tmp_path: Path, name: str, expect_restore: bool
 ) -> None:
-    """RL takes it for a lost job (tests/rl/test_rollout_pump.py), even if nobody supervises it.
+    """RL takes it for a lost job (tests/rl/controller/test_rollout_pump.py), also unsupervised.
 
     Break: gym/agent/run.py: issue the call again for as long as it can be repeated.
     """

@@ -136,7 +136,7 @@ async def test_the_others_open_again(fakes: FakeFleet, fleet: Fleet, trouble: st
 async def test_before_anything_stands_still_it_is_absent_from_the_statuses(
     fakes: FakeFleet, fleet: Fleet, trouble: str
 ) -> None:
-    """The controller refuses the save then (`server_unfit`, tests/rl/test_checkpoint.py)."""
+    """The controller refuses the save: `server_unfit` (tests/rl/controller/test_save.py)."""
     await make(trouble, fakes, "status")
     async with asyncio.timeout(5):
         found = await save_phases.statuses(fleet)

@@ -1,0 +1,1 @@
+"""Behaviour of the RL side that spans modules, named by behaviour."""
