@@ -25,7 +25,8 @@ from workers.job.restarts import Mender
 from workers.stack.stack import Stack
 from workers.supervisor.event_log import EventLog, LastSave, Summary
 from workers.supervisor.last_save import last_save
-from workers.supervisor.supervisor import GivenUp, Supervisor
+from workers.supervisor.recovery import GivenUp
+from workers.supervisor.supervisor import Supervisor
 
 FIRST_LOOK_S = 60.0
 """The process that looks into Ray imports torch first: 3 to 10 s on two cores."""

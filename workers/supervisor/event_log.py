@@ -1,4 +1,4 @@
-"""What a supervisor noticed and did: a line each on the terminal, in a log, and in the summary.
+"""The supervisor's log: each event is a line on the terminal, in a file, and in the summary.
 
 The log is `<state_dir>/logs/supervisor.log` (`turnpoint logs supervisor`), one JSON object a
 line. Nothing of a rollout is in it.
@@ -10,11 +10,17 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from gym.protocol import TurnpointError
+from workers.errors import WorkerRoomError
+
 LOG_NAME = "supervisor"
+
+
+What = Literal["restored", "started_over", "restarted", "failed_try", "adopted", "unanswered"]
 
 
 class Event(BaseModel):
@@ -24,7 +30,7 @@ class Event(BaseModel):
 
     ts: float
     """Seconds since the epoch."""
-    what: Literal["restored", "started_over", "restarted", "failed_try", "adopted", "unanswered"]
+    what: What
     reasons: list[str] = []
     processes: list[str] = []
     """Started again, where no restore was needed."""
@@ -74,30 +80,34 @@ class Summary(BaseModel):
 
 
 class EventLog:
-    """Writes down what happens.
+    """The log of one `turnpoint run`.
 
     Args:
         folder: Folder of the logs.
-        say: Prints one line for a person.
+        on_message: Called with each line, for a terminal.
     """
 
-    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
-        """Nothing has happened yet."""
+    def __init__(self, folder: Path, on_message: Callable[[str], None]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._log = folder / f"{LOG_NAME}.log"
-        self._say = say
+        self._on_message = on_message
         self.events: list[Event] = []
 
     def write(self, event: str, text: str, **fields: object) -> None:
-        """One line for whoever looks on, and in the log."""
-        self._say(text)
+        """Write one line to the terminal and to the log."""
+        self._on_message(text)
         line = {"ts": time.time(), "level": "info", "server": LOG_NAME, "event": event}
         with self._log.open("a") as log:
             log.write(json.dumps({**line, "message": text, **fields}, default=str) + "\n")
 
-    def add(self, event: Event) -> None:
-        """Keep it for the summary."""
-        self.events.append(event)
+    def write_failed_try(self, error: WorkerRoomError | TurnpointError, then: str = "") -> None:
+        """Write the first line of an error."""
+        first_line = str(error).partition("\n")[0]
+        self.write("failed_try", f"{error.code}: {first_line}{then}")
+
+    def add(self, what: What, **fields: Any) -> None:
+        """Keep an event of `Event`'s fields for the summary."""
+        self.events.append(Event(ts=time.time(), what=what, **fields))
 
     @property
     def restores(self) -> int:

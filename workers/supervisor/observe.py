@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from gym.client import GymClient
 from gym.protocol import Capabilities, ServerUnreachable, TurnpointError
-from rl.messages import ControllerStatus
 from rl.snapshots import incarnations
 from workers.config import gym_servers
 from workers.config.settings import Settings, load_settings
@@ -38,7 +37,6 @@ class Observer:
         settings: Of the job; replaced when somebody has started the stack again.
         watch: Looks into Ray.
         mender: Knows what is being started.
-        on_status: Called with each status of the supervised incarnation.
     """
 
     def __init__(
@@ -46,13 +44,10 @@ class Observer:
         settings: Settings,
         watch: JobWatch,
         mender: Mender,
-        on_status: Callable[[ControllerStatus], None],
     ) -> None:
-        """The job lives from now on."""
         self.settings = settings
         self._watch = watch
         self._mender = mender
-        self._on_status = on_status
         self._alive_since = self._answered_at = self._reached_at = time.monotonic()
         self._claim_seen: tuple[int, float] = (0, 0.0)
         self._claim_left: tuple[int, float] = (0, 0.0)
@@ -61,7 +56,7 @@ class Observer:
         record = mender.stack.record()
         self._stack_id = record.stack_id if record is not None else None
 
-    def lives_since(self, at: float) -> None:
+    def on_new_life(self, at: float) -> None:
         """The job came to life at this instant of the monotonic clock."""
         self._alive_since = self._answered_at = self._reached_at = at
 
@@ -82,7 +77,7 @@ class Observer:
         """
         await self._follow_the_stack()
         answering = await self._answering(gym)
-        sighting = self._sighting(incarnation, recovering)
+        sighting = self._sighting(recovering)
         # After the looks: what a claim has ended must not be seen without the claim.
         newest = await asyncio.to_thread(self._newest)
         driven = newest > incarnation and not recovering and await self._is_driven(newest, sighting)
@@ -111,7 +106,7 @@ class Observer:
             recovering=recovering,
         )
 
-    def _sighting(self, incarnation: int, recovering: bool) -> JobSighting | None:
+    def _sighting(self, recovering: bool) -> JobSighting | None:
         """The newest look into Ray, if it began after the job came to life."""
         sighting = self._watch.seen
         if recovering:  # what is being started does not answer yet
@@ -122,8 +117,6 @@ class Observer:
             self._reached_at = max(self._reached_at, sighting.at)
         if sighting.reachable and not sighting.silent:
             self._answered_at = max(self._answered_at, sighting.at)
-        if (status := sighting.controller) and status.incarnation == incarnation:
-            self._on_status(status)
         return sighting
 
     async def _follow_the_stack(self) -> None:

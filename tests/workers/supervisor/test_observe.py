@@ -37,7 +37,7 @@ class Look:
     def __init__(self, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
         self.workflow_runs = True
         self.watch = JobWatch(settings)
-        self._observer = Observer(settings, self.watch, Mender(settings), lambda _: None)
+        self._observer = Observer(settings, self.watch, Mender(settings))
 
         async def connect(_: Settings) -> None:
             return None

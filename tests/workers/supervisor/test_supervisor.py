@@ -21,11 +21,12 @@ from workers.job.ray_client import JobWatch
 from workers.job.restarts import Mender
 from workers.job.workflows import WorkflowFailed
 from workers.stack.stack import Stack
-from workers.supervisor import supervisor
+from workers.supervisor import recovery, supervisor
 from workers.supervisor.decide import UNHEARD_S, Observation
 from workers.supervisor.event_log import EventLog
 from workers.supervisor.observe import Observer
-from workers.supervisor.supervisor import GIVE_UP_AFTER, GivenUp, Supervisor, backoff_s
+from workers.supervisor.recovery import GIVE_UP_AFTER, GivenUp, backoff_s
+from workers.supervisor.supervisor import Supervisor
 
 LOST = observation(gone={"counter"})
 FINISHED = observation(job=sighting(status("finished", incarnation=9)))
@@ -35,8 +36,8 @@ FINISHED = observation(job=sighting(status("finished", incarnation=9)))
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     monkeypatch.setenv("TURNPOINT_CONTROL_TOKEN", "t" * 40)
     monkeypatch.setattr(supervisor, "LOOK_EVERY_S", 0)
-    monkeypatch.setattr(supervisor, "FIRST_BACKOFF_S", 0.001)
-    monkeypatch.setattr(supervisor, "MOST_BACKOFF_S", 0.004)
+    monkeypatch.setattr(recovery, "FIRST_BACKOFF_S", 0.001)
+    monkeypatch.setattr(recovery, "MOST_BACKOFF_S", 0.004)
     return load_settings(
         state_dir=tmp_path,
         servers=[{"name": "counter", "kind": "resource", "url": "http://127.0.0.1:1"}],
@@ -80,8 +81,8 @@ class Given:
         self._monkeypatch = monkeypatch
         self._settings = settings
 
-    async def run(self, look: Callable[..., Any]) -> Any:
-        """Run on looks that depend on `recovering`, or on a replacement of `Observer.observe`."""
+    async def run(self, look: Callable[[bool], Observation]) -> Any:
+        """Run on observations that depend on whether a recovery is under way."""
 
         async def given(
             _: Observer, __: Any, ___: int, *, recovering: bool, starting: Collection[str]
@@ -90,8 +91,7 @@ class Given:
             seen = look(recovering)
             return replace(seen, gone=seen.gone.difference(starting))
 
-        in_its_place = asyncio.iscoroutinefunction(look)
-        self._monkeypatch.setattr(Observer, "observe", look if in_its_place else given)
+        self._monkeypatch.setattr(Observer, "observe", given)
         return await Supervisor(
             self._settings,
             Workload(dataset=Path("/rows.jsonl")),
@@ -136,7 +136,7 @@ async def test_a_save_that_publishes_while_the_job_is_brought_back_is_restored(
 ) -> None:
     """A server dies while the first save of the job is being published.
 
-    Break: workers/supervisor/supervisor.py: go by what was on disk when the loss was noticed; all
+    Break: workers/supervisor/recovery.py: go by what was on disk when the loss was noticed; all
     is lost.
     """
     given.has_snapshot = False
@@ -172,10 +172,10 @@ async def test_what_is_left_of_a_lost_life_does_not_count_as_a_success(
 ) -> None:
     """Its server cannot be started, and its controller answers, finishing rollouts of others.
 
-    Break: workers/supervisor/supervisor.py: begin to count again at each answer; no wait, and no
+    Break: workers/supervisor/recovery.py: begin to count again at each answer; no wait, and no
     end of it.
     """
-    monkeypatch.setattr(supervisor, "STEADY_S", 60 if finished else 0)
+    monkeypatch.setattr(recovery, "STEADY_S", 60 if finished else 0)
     tries = 0
 
     async def restart(*_: Any, **__: Any) -> None:
@@ -188,12 +188,11 @@ async def test_what_is_left_of_a_lost_life_does_not_count_as_a_success(
     monkeypatch.setattr(Mender, "restart", restart)
     rollouts = 0
 
-    async def look(observer: Observer, *_: Any, recovering: bool, **__: Any) -> Observation:
+    def look(recovering: bool) -> Observation:
         nonlocal rollouts
-        await asyncio.sleep(0.001)
         rollouts += finished
-        observer._on_status(status(finished=rollouts))
-        return observation(recovering=True) if recovering else LOST
+        job = sighting(status(finished=rollouts))
+        return observation(recovering=recovering, job=job, gone=() if recovering else {"counter"})
 
     with pytest.raises(GivenUp, match="got nowhere"):
         await given.run(look)
@@ -253,7 +252,7 @@ async def test_processes_that_die_one_after_the_other_are_each_told_once(
 
     Each look then finds the other one gone, and twenty of them give the job up within seconds.
     """
-    monkeypatch.setattr(supervisor, "backoff_s", lambda _: 0.05)
+    monkeypatch.setattr(recovery, "backoff_s", lambda _: 0.05)
     gone = iter([{"counter"}])
 
     def look(recovering: bool) -> Observation:
