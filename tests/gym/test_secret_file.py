@@ -9,7 +9,6 @@ from pydantic import SecretStr
 
 from gym.protocol import SecretFileRefused
 from gym.secret_file import read_secret_file
-from gym.server.settings import ServerSettings
 
 
 def secret(tmp_path: Path, text: bytes = b"s3cret\n", mode: int = 0o600) -> Path:
@@ -40,13 +39,3 @@ def test_an_empty_a_missing_and_a_binary_file_are_named(tmp_path: Path) -> None:
         read_secret_file(secret(tmp_path, b"\xff\xfe\xfa"), "token_file")
     with pytest.raises(SecretFileRefused, match="No such file"):
         read_secret_file(tmp_path / "nowhere", "token_file")
-
-
-def test_a_servers_token_file_follows_the_rule(tmp_path: Path) -> None:
-    settings = ServerSettings(
-        name="fake", port=21_999, snapshot_root=tmp_path, control_token_file=secret(tmp_path)
-    )
-    assert settings.token() == SecretStr("s3cret")
-    secret(tmp_path, mode=0o644)
-    with pytest.raises(SecretFileRefused, match="control_token_file"):
-        settings.token()

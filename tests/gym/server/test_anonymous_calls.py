@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,21 +13,11 @@ import httpx
 import pytest
 from starlette.requests import ClientDisconnect
 
-from examples.weather import Weather
-from gym.agent.peer import Peer
-from gym.checkpoint.participant import Participant
-from gym.checkpoint.phases import Phases
 from gym.protocol import (
     Identity,
-    IdentityMismatch,
-    JoinRequest,
     Phase,
     ResumeRequest,
-    ServerFault,
-    SessionLost,
 )
-from gym.resource.anonymous_sessions import UnidentifiedSessions
-from gym.resource.part import ResourcePart
 from gym.server.anonymous_calls import wait_until_open
 from tests.gym.fake_generation import FakeGeneration
 from tests.gym.fleet import AGENT, COUNTER, MODEL, NAMES, ROW, Fleet, fleet, until
@@ -257,54 +246,3 @@ async def test_sessions_with_and_without_identity_are_not_mixed(tmp_path: Path) 
         http.cookies.clear()
         lost = await http.post(f"{url}/get_counter_value", json={})
         assert (lost.status_code, lost.json()["code"]) == (410, "session_lost")
-
-
-def test_the_newest_sessions_are_kept() -> None:
-    """Break: let them grow without end."""
-    sessions = UnidentifiedSessions(most=2)
-    first, second = sessions.begin(seeded=True), sessions.begin(seeded=True)
-    assert sessions.of(first.id, []) is first  # used again: the other is the older one now
-    sessions.begin(seeded=True)
-    assert first.id in sessions
-    with pytest.raises(SessionLost):
-        sessions.of(second.id, [])
-    with pytest.raises(IdentityMismatch):
-        sessions.of(second.id, [second.id])
-
-
-async def test_a_session_without_identity_keeps_no_receipts(tmp_path: Path) -> None:
-    """A client may keep its cookie for good. Break: gym/resource/part.py: forget none of them."""
-    phases = Phases("weather")
-    part = ResourcePart(phases, Weather())
-    participant = Participant(phases, part, tmp_path)
-    await participant.join(JoinRequest(job_id="job", incarnation=1))
-
-    async def tool(_: object) -> dict[str, str]:
-        return {"city": "cold"}
-
-    session, receipt = await part.mutate_unidentified("tool", "0" * 64, tool, cookie=None)
-    assert (receipt.status, receipt.answer) == (200, '{"city": "cold"}')
-    again, _ = await part.mutate_unidentified("tool", "0" * 64, tool, cookie=session.id)
-    assert again is session
-    assert (session.revision, session.receipts) == (2, [])
-
-
-@pytest.mark.parametrize("status", [None, 502])
-async def test_a_call_without_identity_is_not_issued_again(status: int | None) -> None:
-    """No receipt would make the repeat harmless. Break: raise `ServerUnreachable` as it is."""
-    asked: list[httpx.Request] = []
-
-    async def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(request)
-        if status is None:
-            raise httpx.ReadError("lost")
-        return httpx.Response(status, text="bad gateway")
-
-    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
-        peer = Peer("counter", "http://counter", http).without_identity()
-        identity = Identity(incarnation=1, rollout_id="p0_g0", attempt=0).mutation("seed")
-        with pytest.raises(ServerFault, match="not issued again"):
-            await peer.post("seed_session", {}, identity, {"a": "b"})
-    [request] = asked
-    assert not any(name.startswith("x-turnpoint-") for name in request.headers)
-    assert (request.headers["cookie"], json.loads(request.content)) == ("a=b", {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +11,19 @@ from typing import Any
 import pytest
 
 from gym.checkpoint.participant import Participant
-from gym.protocol import Phase, TurnpointError
-from tests.gym.parts import Caller, checkpoint_folder, participant_in, participant_of
+from gym.protocol import (
+    JoinRequest,
+    Phase,
+    StaleCheckpoint,
+    StaleIncarnation,
+    TurnpointError,
+)
+from tests.gym.parts import (
+    Caller,
+    checkpoint_folder,
+    participant_in,
+    participant_of,
+)
 
 P = Phase
 OPEN, PREPARING, PREPARED, COMMITTED = P.OPEN, P.PREPARING, P.PREPARED, P.COMMITTED
@@ -151,3 +163,30 @@ async def test_another_incarnation_or_instance_is_refused_everywhere(
     finally:
         part.read_gate.set()
         participant.shut_down()
+
+
+async def test_join_of_another_job_or_an_older_incarnation_is_refused(tmp_path: Path) -> None:
+    participant, _, caller = await participant_in(Phase.AWAITING_RESTORE, tmp_path)
+    await participant.join(caller.join(3))
+    with pytest.raises(StaleIncarnation):
+        await participant.join(caller.join(2))
+    with pytest.raises(StaleIncarnation):
+        await participant.join(JoinRequest(job_id="another", incarnation=4))
+    assert participant.phases.incarnation == 3
+
+
+async def test_a_higher_join_drops_what_was_restored_and_stops_a_running_restore(
+    tmp_path: Path,
+) -> None:
+    participant, part, caller = await participant_in(Phase.RESTORING, tmp_path)
+    joining = asyncio.ensure_future(participant.join(caller.join(2)))
+    await asyncio.sleep(0.02)
+    assert not joining.done()
+    part.read_gate.set()
+    assert (await asyncio.wait_for(joining, 1)).phase is Phase.AWAITING_RESTORE
+    assert "install" not in part.events
+    caller.incarnation = 2
+    with pytest.raises(StaleCheckpoint):
+        await participant.restore.load(caller.restore(checkpoint_folder(tmp_path)))
+    answer = await participant.restore.load(caller.restore(checkpoint_folder(tmp_path), "again"))
+    assert answer.phase is Phase.RESTORED

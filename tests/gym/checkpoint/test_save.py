@@ -1,10 +1,8 @@
-"""Coalescing, recorded answers, stale ids, leases, the writer, and restores all or nothing."""
+"""Saves: coalescing, recorded answers, ended ids, leases, and the writer."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import threading
 import time
 from pathlib import Path
 
@@ -13,25 +11,15 @@ import pytest
 from gym.checkpoint.participant import Participant
 from gym.ended_ids import IDS_KEPT
 from gym.protocol import (
-    CheckpointConflict,
-    CheckpointParked,
     DeadlineExceeded,
-    DigestMismatch,
     FolderOutsideRoot,
     Identity,
-    IdentityMismatch,
     InvalidPhase,
-    JoinRequest,
-    NotJoined,
     NotReady,
     Phase,
     RequestConflict,
     Role,
-    StaleAttempt,
     StaleCheckpoint,
-    StaleIncarnation,
-    TurnpointError,
-    WrittenFile,
 )
 from tests.gym.parts import FakePart, busy, checkpoint_folder, participant_in
 
@@ -148,47 +136,6 @@ async def test_an_auxiliary_model_server_never_closes(tmp_path: Path) -> None:
 # --- admission ------------------------------------------------------------------------------------
 
 
-async def test_identity_is_refused_before_join_of_another_incarnation_and_malformed(
-    tmp_path: Path,
-) -> None:
-    """Invariant 7. Break: gym/checkpoint/phases.py: identify calls of any incarnation.
-
-    Seen red.
-    """
-    closed, _, _ = await participant_in(Phase.CLOSED, tmp_path)
-    headers = Identity(incarnation=1, rollout_id="p0_g0", attempt=0).headers()
-    with pytest.raises(NotJoined):
-        closed.phases.identify(headers)
-    with pytest.raises(NotJoined):
-        closed.phases.require_open()
-    participant, _, caller = await participant_in(Phase.OPEN, tmp_path)
-    assert participant.phases.identify({}) is None
-    assert participant.phases.identify(headers) is not None
-    with pytest.raises(StaleAttempt):
-        participant.phases.identify(headers | {"x-turnpoint-incarnation": "2"})
-    with pytest.raises(IdentityMismatch):
-        participant.phases.identify({"x-turnpoint-incarnation": "1"})
-    await participant.save.prepare(caller.prepare())
-    with pytest.raises(CheckpointParked):
-        participant.phases.require_open()
-    waiting = asyncio.ensure_future(participant.phases.wait_open())
-    await asyncio.sleep(0.01)
-    assert not waiting.done()
-    participant.save.resume(caller.resume())
-    await asyncio.wait_for(waiting, 1)
-
-
-async def test_two_identical_calls_are_two_in_flight(tmp_path: Path) -> None:
-    participant, _, _ = await participant_in(Phase.OPEN, tmp_path)
-    with (
-        participant.phases.calls.count(None, "tool"),
-        participant.phases.calls.count(None, "tool", blocks=False),
-    ):
-        assert participant.save.counts().in_flight == 2
-        assert len(participant.save.blockers()) == 1
-    assert participant.save.counts().in_flight == 0
-
-
 # --- leases ---------------------------------------------------------------------------------------
 
 
@@ -282,12 +229,6 @@ async def test_a_lease_that_ends_while_prepare_waits_never_makes_it_ready(tmp_pa
     with pytest.raises(StaleCheckpoint):
         await asyncio.wait_for(preparing, 1)
     assert participant.phases.is_open
-
-
-async def test_a_restore_has_no_lease(tmp_path: Path) -> None:
-    participant, _, caller = await participant_in(Phase.RESTORED, tmp_path)
-    assert participant.status(caller.status()).lease_left_s is None
-    assert not participant.save.renew(caller.renew("rs")).held
 
 
 # --- commit and its writer ------------------------------------------------------------------------
@@ -405,60 +346,6 @@ async def test_a_folder_renamed_to_trash_while_writing_is_not_made_anew(tmp_path
 # --- joining and restoring ------------------------------------------------------------------------
 
 
-async def test_join_of_another_job_or_an_older_incarnation_is_refused(tmp_path: Path) -> None:
-    participant, _, caller = await participant_in(Phase.AWAITING_RESTORE, tmp_path)
-    await participant.join(caller.join(3))
-    with pytest.raises(StaleIncarnation):
-        await participant.join(caller.join(2))
-    with pytest.raises(StaleIncarnation):
-        await participant.join(JoinRequest(job_id="another", incarnation=4))
-    assert participant.phases.incarnation == 3
-
-
-async def test_a_higher_join_drops_what_was_restored_and_stops_a_running_restore(
-    tmp_path: Path,
-) -> None:
-    participant, part, caller = await participant_in(Phase.RESTORING, tmp_path)
-    joining = asyncio.ensure_future(participant.join(caller.join(2)))
-    await asyncio.sleep(0.02)
-    assert not joining.done()
-    part.read_gate.set()
-    assert (await asyncio.wait_for(joining, 1)).phase is Phase.AWAITING_RESTORE
-    assert "install" not in part.events
-    caller.incarnation = 2
-    with pytest.raises(StaleCheckpoint):
-        await participant.restore.load(caller.restore(checkpoint_folder(tmp_path)))
-    answer = await participant.restore.load(caller.restore(checkpoint_folder(tmp_path), "again"))
-    assert answer.phase is Phase.RESTORED
-
-
-async def test_reset_stops_a_running_restore_waits_for_it_and_ends_its_id(tmp_path: Path) -> None:
-    participant, part, caller = await participant_in(Phase.RESTORING, tmp_path)
-    again = asyncio.ensure_future(
-        participant.restore.load(caller.restore(checkpoint_folder(tmp_path)))
-    )
-    await asyncio.sleep(0.01)
-    resets = [asyncio.ensure_future(participant.restore.reset(caller.reset())) for _ in range(2)]
-    await asyncio.sleep(0.05)
-    assert participant.phases.phase is Phase.RESTORING
-    assert not any(reset.done() for reset in resets)
-    part.read_gate.set()
-    for reset in resets:
-        assert (await asyncio.wait_for(reset, 1)).phase is Phase.AWAITING_RESTORE
-    with pytest.raises(StaleCheckpoint):
-        await again
-    assert "install" not in part.events
-    for late in (
-        participant.restore.load(caller.restore(checkpoint_folder(tmp_path))),
-        participant.restore.reset(caller.reset()),
-    ):
-        with contextlib.suppress(StaleCheckpoint):
-            await late
-    with pytest.raises(StaleCheckpoint):
-        participant.restore.discard(caller.discard())
-    assert participant.phases.phase is Phase.AWAITING_RESTORE
-
-
 async def test_a_resume_that_meets_a_reset_opens_nothing(tmp_path: Path) -> None:
     """Break: gym/checkpoint/save.py: let `resume` open whatever its id holds, ended or not."""
     participant, _, caller = await participant_in(Phase.RESTORED, tmp_path)
@@ -470,92 +357,3 @@ async def test_a_resume_that_meets_a_reset_opens_nothing(tmp_path: Path) -> None
     with pytest.raises(InvalidPhase):
         await asyncio.ensure_future(resume())
     assert (await reset).phase is Phase.AWAITING_RESTORE
-
-
-async def test_a_late_reset_does_not_drop_the_next_restore(tmp_path: Path) -> None:
-    participant, part, caller = await participant_in(Phase.RESTORED, tmp_path)
-    await participant.restore.reset(caller.reset())
-    await participant.restore.load(caller.restore(checkpoint_folder(tmp_path), "next"))
-    drops = part.events.count("drop")
-    assert (await participant.restore.reset(caller.reset())).phase is Phase.RESTORED
-    with pytest.raises(CheckpointConflict):
-        await participant.restore.reset(caller.reset("unheard-of"))
-    assert part.events.count("drop") == drops
-
-
-async def written(folder: Path, participant_root: Path) -> list[WrittenFile]:
-    """Two files of the server `fake` in a checkpoint folder."""
-    from gym.checkpoint.folder import CheckpointFolder
-    from gym.checkpoint.part_files import PartWriter
-
-    writer = PartWriter(CheckpointFolder(participant_root, str(folder)), "fake", threading.Event())
-    writer.bytes("a.bin", b"first")
-    writer.bytes("b.bin", b"second")
-    return writer.files
-
-
-@pytest.mark.parametrize("damage", ["flip", "truncate", "missing", "symlink"])
-async def test_a_damaged_file_is_named_and_nothing_is_restored(damage: str, tmp_path: Path) -> None:
-    participant, part, caller = await participant_in(Phase.AWAITING_RESTORE, tmp_path)
-    folder = checkpoint_folder(tmp_path)
-    files = await written(folder, tmp_path)
-    bad = folder / files[1].path
-    if damage == "flip":
-        bad.write_bytes(b"sEcond")
-    elif damage == "truncate":
-        bad.write_bytes(b"secon")
-    else:
-        bad.unlink()
-    if damage == "symlink":
-        (tmp_path / "elsewhere").write_bytes(b"second")
-        bad.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(TurnpointError) as refusal:
-        await participant.restore.load(caller.restore(folder, files=files))
-    expected = FolderOutsideRoot if damage == "symlink" else DigestMismatch
-    assert isinstance(refusal.value, expected)
-    assert refusal.value.details["file"] == "gym/fake/b.bin"
-    assert part.state == []
-    assert participant.phases.phase is Phase.AWAITING_RESTORE
-    # Repaired, the same restore id goes through.
-    bad.unlink(missing_ok=True)
-    bad.write_bytes(b"second")
-    await participant.restore.load(caller.restore(folder, files=files))
-    assert part.state == ["first", "second"]
-
-
-async def test_an_install_that_fails_half_way_leaves_nothing(tmp_path: Path) -> None:
-    participant, part, caller = await participant_in(Phase.AWAITING_RESTORE, tmp_path)
-    folder = checkpoint_folder(tmp_path)
-    part.install_fails = True
-    with pytest.raises(RuntimeError):
-        await participant.restore.load(
-            caller.restore(folder, files=await written(folder, tmp_path))
-        )
-    assert part.state == []
-    assert participant.phases.phase is Phase.AWAITING_RESTORE
-
-
-async def test_restore_refuses_another_servers_files(tmp_path: Path) -> None:
-    participant, part, caller = await participant_in(Phase.AWAITING_RESTORE, tmp_path)
-    folder = checkpoint_folder(tmp_path)
-    (folder / "gym/other").mkdir()
-    (folder / "gym/other/a.bin").write_bytes(b"first")
-    (files, _) = await written(folder, tmp_path)
-    for path in ("gym/other/a.bin", "gym/fake/../other/a.bin", "rl/a.bin"):
-        with pytest.raises(FolderOutsideRoot):
-            await participant.restore.load(
-                caller.restore(folder, files=[files.model_copy(update={"path": path})])
-            )
-    assert part.events == ["drop"] * 3
-
-
-async def test_discard_is_only_for_what_is_restored_and_resume_opens(tmp_path: Path) -> None:
-    participant, part, caller = await participant_in(Phase.RESTORED, tmp_path)
-    participant.restore.discard(caller.discard(rollouts=("p1_g0", "p0_g1")))
-    assert "discard ['p0_g1', 'p1_g0']" in part.events
-    participant.save.resume(caller.resume("rs"))
-    assert participant.phases.is_open
-    with pytest.raises(StaleCheckpoint):
-        participant.restore.discard(caller.discard())
-    with pytest.raises(InvalidPhase):
-        await participant.restore.load(caller.restore(checkpoint_folder(tmp_path), "another"))

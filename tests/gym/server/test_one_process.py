@@ -135,14 +135,3 @@ async def test_a_server_is_started_again_at_once_after_a_sigkill(tmp_path: Path)
             await until(workers.answers, 30)
             instances.append(workers.instance())
     assert len(set(instances)) == 2
-
-
-@pytest.mark.real
-def test_web_concurrency_ends_a_server_with_one_typed_line(tmp_path: Path) -> None:
-    """Break: leave it to uvicorn, which asks for an import string."""
-    workers = Workers(tmp_path)
-    with workers.started("gym.environments.counter", WEB_CONCURRENCY="2") as process:
-        assert process.wait(30) == 2
-    (line,) = workers.log.read_text().splitlines()
-    assert '"code": "more_than_one_process"' in line
-    assert "WEB_CONCURRENCY asks for more than one process of counter" in line
