@@ -10,7 +10,7 @@ import pytest
 
 from workers.cli import run as cli_run
 from workers.job import commands as job_runs
-from workers.job.cluster_view import JobSighting
+from workers.job.cluster_view import ClusterView
 
 
 class Began(Exception):
@@ -18,9 +18,9 @@ class Began(Exception):
 
 
 @pytest.fixture
-def look(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[JobSighting]:
+def look(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[ClusterView]:
     """The first look into Ray, to be appended."""
-    looks: list[JobSighting] = []
+    looks: list[ClusterView] = []
 
     class Watch:
         def __init__(self, *_: object) -> None:
@@ -32,7 +32,7 @@ def look(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[JobSighting]:
         async def __aexit__(self, *_: object) -> None:
             pass
 
-        async def first(self, _: float) -> JobSighting:
+        async def first(self, _: float) -> ClusterView:
             return looks[0]
 
     async def begin(*_: Any, **__: Any) -> job_runs.Begun:

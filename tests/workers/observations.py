@@ -14,7 +14,7 @@ from rl.messages import (
     ControllerStatus,
     JoinedServer,
 )
-from workers.job.cluster_view import JobSighting
+from workers.job.cluster_view import ClusterView
 from workers.supervisor.decide import Observation
 
 GYM = frozenset({"policy_model", "simple_agent", "counter"})
@@ -41,7 +41,7 @@ def status(state: str = "running", incarnation: int = 3, **more: Any) -> Control
     return ControllerStatus.model_validate({**given, **more})
 
 
-def sighting(controller: ControllerStatus | None = None, **more: Any) -> JobSighting:
+def sighting(controller: ControllerStatus | None = None, **more: Any) -> ClusterView:
     servers = [
         JoinedServer(
             name=name,
@@ -53,7 +53,7 @@ def sighting(controller: ControllerStatus | None = None, **more: Any) -> JobSigh
         for name in sorted(GYM)
     ]
     given = {"at": 1.0, "reachable": True, "actors": ACTORS, "servers": servers}
-    return JobSighting(**{**given, "controller": controller, **more})  # type: ignore[arg-type]
+    return ClusterView(**{**given, "controller": controller, **more})  # type: ignore[arg-type]
 
 
 WELL = Observation(

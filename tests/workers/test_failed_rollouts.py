@@ -13,7 +13,7 @@ from tests.workers.observations import sighting, status
 from workers.cli import app as cli
 from workers.cli import stack as cli_stack
 from workers.cli.output import EXIT_FAILED, EXIT_OK
-from workers.job.cluster_view import JobSighting
+from workers.job.cluster_view import ClusterView
 
 SOME = {"finished": 2, "failed": 8, "failures": {"server_unreachable": 7, "agent_failed": 1}}
 ALL = {"finished": 0, "failed": 10, "failures": {"server_unreachable": 10}}
@@ -44,7 +44,7 @@ def _demand_told(sentence: str, counts: dict[str, Any]) -> None:
 
 @CASES
 def test_run_tells_the_failures_and_is_1_when_all_failed(
-    look: list[JobSighting],
+    look: list[ClusterView],
     servers: None,
     capsys: pytest.CaptureFixture[str],
     counts: dict[str, Any],

@@ -14,19 +14,19 @@ from tests.workers.observations import sighting, status
 from workers.config.settings import Settings, load_settings
 from workers.errors import NotRunning
 from workers.job import follow as following
-from workers.job.cluster_view import JobSighting
+from workers.job.cluster_view import ClusterView
 from workers.job.follow import follow_to_the_end
 
 
 class Looks:
     """Stands for `JobWatch`: each look is the next of a list; the last one stays."""
 
-    def __init__(self, looks: list[JobSighting | None]) -> None:
-        self._looks: Iterator[JobSighting | None] = iter(looks)
+    def __init__(self, looks: list[ClusterView | None]) -> None:
+        self._looks: Iterator[ClusterView | None] = iter(looks)
         self._last = looks[-1]
 
     @property
-    def seen(self) -> JobSighting | None:
+    def seen(self) -> ClusterView | None:
         return next(self._looks, self._last)
 
     async def __aenter__(self) -> Looks:
@@ -48,7 +48,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
 
 
 async def follow(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, *looks: JobSighting | None
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, *looks: ClusterView | None
 ) -> tuple[ControllerStatus, list[str]]:
     told: list[str] = []
     monkeypatch.setattr(following, "JobWatch", lambda _: Looks(list(looks)))

@@ -20,8 +20,8 @@ from workers.config.settings import Settings, load_settings
 from workers.errors import StackBusy
 from workers.job import commands as job_runs
 from workers.job import restarts as mending
-from workers.job.restarts import Mender
-from workers.job.workflows import Shown
+from workers.job.restarts import Restarter
+from workers.job.workflows import OnProgress
 from workers.stack.record import StackRecord
 from workers.stack.stack import Stack
 
@@ -102,7 +102,7 @@ class Given:
         for _ in range(CLAIMED):
             self.claim()
         monkeypatch.setattr(mending, "gym_capabilities", self._gym_servers)
-        monkeypatch.setattr(Mender, "restart", self._restart)
+        monkeypatch.setattr(Restarter, "restart", self._restart)
         monkeypatch.setattr(Stack, "record", lambda _: self._record)
         for name in ("connect", "start", "follow", "progress_of"):
             monkeypatch.setattr(job_runs, name, getattr(self, f"_{name}"))
@@ -131,10 +131,10 @@ class Given:
     async def _start(self, *_: object) -> None:
         return None
 
-    async def _follow(self, _: object, __: object, shown: Shown) -> RestoreResult:
+    async def _follow(self, _: object, __: object, on_progress: OnProgress) -> RestoreResult:
         for progress in self.seen:
             self._asked.clear()
-            shown(progress)
+            on_progress(progress)
             with contextlib.suppress(TimeoutError):  # that nobody asks takes a while to be seen
                 await asyncio.wait_for(self._asked.wait(), 0.3)
         return RESTORED
@@ -208,13 +208,13 @@ async def test_nothing_is_touched_once_another_incarnation_is_the_newest(
     given.all(server(Phase.PREPARING, NEWER))
     given.servers["counter"] = None
     given.claim()
-    assert not await Mender(given.settings).bring_gym_into(phase, CLAIMED)
+    assert not await Restarter(given.settings).bring_gym_into(phase, CLAIMED)
     assert given.restarted == []
 
 
 async def test_servers_of_the_line_that_was_left_are_restarted_closed(given: Given) -> None:
     given.servers["counter"] = server(Phase.CLOSED, None)
-    assert await Mender(given.settings).bring_gym_into(Phase.CLOSED, CLAIMED)
+    assert await Restarter(given.settings).bring_gym_into(Phase.CLOSED, CLAIMED)
     assert given.restarted == [(("policy_model", "simple_agent"), False)]
 
 
@@ -239,14 +239,14 @@ async def test_of_several_restarts_that_wait_each_is_known_to_be_under_way(
             running.release()
 
     monkeypatch.setattr(Stack, "restart", restart)
-    mender = Mender(given.settings)
+    restarter = Restarter(given.settings)
 
     async def watched() -> None:
         while True:
-            at_once.append(running.locked() and not mender.busy)
+            at_once.append(running.locked() and not restarter.busy)
             await asyncio.sleep(0.01)
 
     watching = asyncio.create_task(watched())
-    await asyncio.gather(*(mender.restart(name) for name in NAMES))
+    await asyncio.gather(*(restarter.restart(name) for name in NAMES))
     watching.cancel()
     assert not any(at_once)

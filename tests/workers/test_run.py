@@ -20,8 +20,8 @@ from workers.cli.output import EXIT_OK, EXIT_REFUSED, EXIT_TERMINATED
 from workers.config.settings import Settings
 from workers.errors import StackBusy
 from workers.job import commands as job_runs
-from workers.job.cluster_view import JobSighting
-from workers.job.restarts import Mender
+from workers.job.cluster_view import ClusterView
+from workers.job.restarts import Restarter
 from workers.stack.stack import Stack
 from workers.supervisor.decide import Observation
 from workers.supervisor.event_log import LastSave
@@ -32,7 +32,7 @@ LOG = Path(".turnpoint/logs/supervisor.log")
 
 @pytest.mark.parametrize("words", [[], ["--detach"]])
 def test_a_job_that_has_finished_is_left_as_it_is_and_said_to_have(
-    look: list[JobSighting], capsys: pytest.CaptureFixture[str], words: list[str]
+    look: list[ClusterView], capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
     """Break: take it for none, and its rows are lost to a start from the beginning."""
     look.append(sighting(status("finished", incarnation=2, finished=10)))
@@ -44,21 +44,21 @@ def test_a_job_that_has_finished_is_left_as_it_is_and_said_to_have(
 
 
 def test_a_person_is_told_in_a_sentence(
-    look: list[JobSighting], capsys: pytest.CaptureFixture[str]
+    look: list[ClusterView], capsys: pytest.CaptureFixture[str]
 ) -> None:
     look.append(sighting(status("finished", incarnation=2, finished=10)))
     assert cli.run(["run"]) == EXIT_OK
     assert "it has finished already, as incarnation 2" in capsys.readouterr().out
 
 
-def test_fresh_starts_a_finished_job_over(look: list[JobSighting]) -> None:
+def test_fresh_starts_a_finished_job_over(look: list[ClusterView]) -> None:
     look.append(sighting(status("finished")))
     with pytest.raises(Began):
         cli.run(["run", "--fresh"])
 
 
 def test_a_job_that_runs_is_refused(
-    look: list[JobSighting], capsys: pytest.CaptureFixture[str]
+    look: list[ClusterView], capsys: pytest.CaptureFixture[str]
 ) -> None:
     look.append(sighting(status()))
     assert cli.run(["run", "--json", "--fresh"]) == EXIT_REFUSED
@@ -67,7 +67,7 @@ def test_a_job_that_runs_is_refused(
 
 @pytest.mark.parametrize(("owner", "refused"), [({}, False), ({"workflow_id": "w"}, True)])
 def test_a_start_that_died_before_it_was_through_is_no_job_that_runs(
-    look: list[JobSighting],
+    look: list[ClusterView],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     owner: dict[str, str],
@@ -91,7 +91,7 @@ def test_a_start_that_died_before_it_was_through_is_no_job_that_runs(
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_who_detaches_is_told_that_nobody_supervises_the_job(
-    look: list[JobSighting],
+    look: list[ClusterView],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     as_json: bool,
@@ -113,16 +113,16 @@ def test_who_detaches_is_told_that_nobody_supervises_the_job(
 
 @pytest.mark.parametrize("words", [[], ["--fresh"]])
 def test_the_cluster_of_another_job_is_refused(
-    look: list[JobSighting], capsys: pytest.CaptureFixture[str], words: list[str]
+    look: list[ClusterView], capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
-    look.append(JobSighting(at=1.0, reachable=True, other_job="theirs"))
+    look.append(ClusterView(at=1.0, reachable=True, other_job="theirs"))
     assert cli.run(["run", "--json", *words]) == EXIT_REFUSED
     error = json.loads(capsys.readouterr().out)["error"]
     assert error["code"] == "other_job" and "'theirs'" in error["message"]
 
 
 def test_sigterm_while_the_job_is_brought_back_saves_nothing_and_says_so(
-    look: list[JobSighting], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    look: list[ClusterView], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Break: save whenever there is a supervisor, and wait for a controller that is not there."""
     look.append(sighting(None))
@@ -148,7 +148,7 @@ def test_sigterm_while_the_job_is_brought_back_saves_nothing_and_says_so(
     monkeypatch.setattr(job_runs, "begin", begin)
     monkeypatch.setattr(job_runs, "has_snapshot_on_line", lambda _: True)
     monkeypatch.setattr(Observer, "observe", lost)
-    monkeypatch.setattr(Mender, "restart", nothing)
+    monkeypatch.setattr(Restarter, "restart", nothing)
     monkeypatch.setattr(cli_run, "last_save", save)
     monkeypatch.setenv("TURNPOINT_POLICY_URL", "http://127.0.0.1:1/v1")
     monkeypatch.setenv("TURNPOINT_GENERATION_PORT", "1")
@@ -168,7 +168,7 @@ class Terminated:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.busy = 0
-        self.let_go: list[Mender] = []
+        self.let_go: list[Restarter] = []
         self.now: Settings | None = None
         self.saved_with: list[Settings] = []
         for name, value in (
@@ -203,11 +203,11 @@ class Terminated:
         monkeypatch.setattr(cli_run, "last_save", save)
         monkeypatch.setattr(cli_run, "BUSY_PAUSE_S", 0.01)
         monkeypatch.setattr(Stack, "down", down)
-        monkeypatch.setattr(Mender, "let_go", lambda mender: self.let_go.append(mender))
+        monkeypatch.setattr(Restarter, "let_go", lambda restarter: self.let_go.append(restarter))
 
 
 @pytest.fixture
-def terminated(look: list[JobSighting], monkeypatch: pytest.MonkeyPatch) -> Terminated:
+def terminated(look: list[ClusterView], monkeypatch: pytest.MonkeyPatch) -> Terminated:
     look.append(sighting(None))
     return Terminated(monkeypatch)
 

@@ -127,7 +127,7 @@ async def test_a_job_that_began_is_no_untyped_error_for_its_schedule(
     )
     workload = Workload(dataset=Path("/rows.jsonl"))
     with pytest.raises(TemporalRefused):
-        await job_runs.begin(settings, workload, fresh=True, shown=lambda _: None)
+        await job_runs.begin(settings, workload, fresh=True, on_progress=lambda _: None)
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,8 @@ def save(
     output = Output(as_json)
     settings = settings_of_job(job_id, state_dir)
     given = SaveInput(job_id=settings.job_id, name=name)
-    with _naming_what_goes_on(settings) as started, Phases(output) as phases:
-        result = asyncio.run(job_runs.save(settings, given, phases.show, started))
+    with _naming_what_goes_on(settings) as on_started, Phases(output) as phases:
+        result = asyncio.run(job_runs.save(settings, given, phases.show, on_started))
     output.result(result, _saved(result))
     if result.outcome is SaveOutcome.SKIPPED:
         raise typer.Exit(EXIT_REFUSED)
@@ -78,8 +78,8 @@ def restore(
     output = Output(as_json)
     settings = settings_of_job(job_id, state_dir)
     given = RestoreInput(job_id=settings.job_id, snapshot=to, strict=strict, replace=replace)
-    with _naming_what_goes_on(settings) as started, Phases(output) as phases:
-        result = asyncio.run(_restore(settings, given, phases, started))
+    with _naming_what_goes_on(settings) as on_started, Phases(output) as phases:
+        result = asyncio.run(_restore(settings, given, phases, on_started))
     output.line(restored(result))
     output.result(result, _continued(result))
 
@@ -120,7 +120,7 @@ def prune(
 
 
 @contextmanager
-def _naming_what_goes_on(settings: Settings) -> Iterator[job_runs.Started]:
+def _naming_what_goes_on(settings: Settings) -> Iterator[job_runs.OnStarted]:
     """Ctrl-C names the workflow that was started, if one was."""
     begun: list[str] = []
     try:
@@ -132,11 +132,11 @@ def _naming_what_goes_on(settings: Settings) -> Iterator[job_runs.Started]:
 
 
 async def _restore(
-    settings: Settings, given: RestoreInput, phases: Phases, started: job_runs.Started
+    settings: Settings, given: RestoreInput, phases: Phases, on_started: job_runs.OnStarted
 ) -> RestoreResult:
     if not given.replace:
-        await job_runs.demand_no_job(settings)
-    return await job_runs.restore(settings, given, phases.show, started=started)
+        await job_runs.require_no_job(settings)
+    return await job_runs.restore(settings, given, phases.show, on_started=on_started)
 
 
 def _saved(result: SaveResult) -> str:

@@ -21,7 +21,7 @@ from workers.config.settings import Settings
 from workers.errors import FinishedAlready, NotRunning, Refused, StackBusy, Stopped
 from workers.job import commands as job_runs
 from workers.job.ray_client import JobWatch
-from workers.job.restarts import Mender
+from workers.job.restarts import Restarter
 from workers.stack.stack import Stack
 from workers.supervisor.event_log import EventLog, LastSave, Summary
 from workers.supervisor.last_save import last_save
@@ -125,7 +125,7 @@ class _Run:
         self._down = down
         self._event_log = EventLog(settings.state_dir / "logs", output.line)
         self._last: ControllerStatus | None = None
-        self._mender = Mender(settings)
+        self._restarter = Restarter(settings)
         self._supervisor: Supervisor | None = None
 
     async def begin_only(self) -> job_runs.Begun | Summary:
@@ -183,8 +183,8 @@ class _Run:
             self._settings,
             self._workload,
             fresh=self._fresh,
-            shown=phases.show,
-            mender=self._mender,
+            on_progress=phases.show,
+            restarter=self._restarter,
         )
         if begun.restored is not None:
             self._output.line(restored(begun.restored))
@@ -256,9 +256,9 @@ class _Run:
 
     def _let_go(self) -> None:
         """A process that is being started must not keep this one beyond the grace period."""
-        for mender in (self._mender, self._supervisor):
-            if mender is not None:
-                mender.let_go()
+        for restarter in (self._restarter, self._supervisor):
+            if restarter is not None:
+                restarter.let_go()
 
     async def _stop_the_stack(self) -> None:
         give_up = time.monotonic() + DOWN_S

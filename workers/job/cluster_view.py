@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict
 from rl.messages import ControllerStatus, JoinedServer
 
 
-class JobSighting(BaseModel):
+class ClusterView(BaseModel):
     """One look at the cluster."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -32,10 +32,10 @@ from rl.snapshots.one_job import stands_in_the_way
 from workers.config.settings import Settings
 from workers.errors import NotRunning, Refused
 from workers.job import ray_client as ray_side
-from workers.job.restarts import Mender
+from workers.job.restarts import Restarter
 from workers.job.status import controller_status
 from workers.job.workflows import (
-    Shown,
+    OnProgress,
     WorkflowFailed,
     follow,
     progress_of,
@@ -46,7 +46,7 @@ from workers.stack.stack import Stack
 from workers.temporal import connect, typed_refusals
 
 Result = TypeVar("Result", bound=BaseModel)
-Started = Callable[[str], None]
+OnStarted = Callable[[str], None]
 
 FOLLOW_EVERY_S = 0.5
 REFUSALS = {
@@ -57,8 +57,8 @@ REFUSALS = {
 had been done by then."""
 
 
-def _nobody(workflow_id: str) -> None:
-    """Nobody wants to know."""
+def _ignore(workflow_id: str) -> None:
+    """Do nothing on the start of a workflow."""
 
 
 class NotNow(Refused):
@@ -91,9 +91,9 @@ async def begin(
     workload: Workload,
     *,
     fresh: bool,
-    shown: Shown,
+    on_progress: OnProgress,
     replace: bool = False,
-    mender: Mender | None = None,
+    restarter: Restarter | None = None,
 ) -> Begun:
     """Start the job, from the newest snapshot of its line unless `fresh` or there is none.
 
@@ -101,9 +101,9 @@ async def begin(
         settings: Of the job.
         workload: What a fresh start rolls out.
         fresh: Start a new line even if there are snapshots.
-        shown: Told the phases of a restore.
+        on_progress: Called with the phases of a restore.
         replace: End a life of the job that still answers.
-        mender: Of the caller, if it has one: two would get in each other's way.
+        restarter: Of the caller, if it has one: two would get in each other's way.
 
     Raises:
         Refused: A live job is in the way, and `replace` was not asked for.
@@ -112,21 +112,21 @@ async def begin(
         NotRunning, TemporalRefused: Temporal does not answer; the job may have begun.
     """
     config = settings.job_config()
-    mender = mender or Mender(settings)
+    restarter = restarter or Restarter(settings)
     if has_snapshot_on_line(config) and not fresh:
         given = RestoreInput(job_id=config.job_id, replace=replace)
-        restored = await restore(settings, given, shown, mender=mender)
+        restored = await restore(settings, given, on_progress, restarter=restarter)
         begun = Begun(incarnation=restored.incarnation, restored=restored)
     else:
 
-        async def claimed(incarnation: int) -> None:
-            await mender.bring_gym_into(Phase.CLOSED, incarnation)
+        async def on_claimed(incarnation: int) -> None:
+            await restarter.bring_gym_into(Phase.CLOSED, incarnation)
 
         incarnation = await ray_side.start_fresh(
             settings,
             workload,
             replace=replace,
-            claimed=claimed,
+            on_claimed=on_claimed,
         )
         begun = Begun(incarnation=incarnation, restored=None)
     client = await connect(settings)
@@ -146,16 +146,16 @@ def has_snapshot_on_line(config: JobConfig) -> bool:
 async def save(
     settings: Settings,
     given: SaveInput,
-    shown: Shown,
-    started: Started = _nobody,
+    on_progress: OnProgress,
+    on_started: OnStarted = _ignore,
 ) -> SaveResult:
     """Run `SaveSnapshot` and follow it.
 
     Args:
         settings: Of the job.
         given: Input of the workflow.
-        shown: Told its phases.
-        started: Told its id once Temporal has it: from here it goes on by itself.
+        on_progress: Called with the phases.
+        on_started: Called with its id once Temporal has it: from here it goes on by itself.
 
     Raises:
         Refused: The controller refuses a save now.
@@ -164,11 +164,11 @@ async def save(
     client = await connect(settings)
     id = workflow_id(given.job_id, "save", given.name)
     handle = await start(client, "SaveSnapshot", given, id)
-    started(id)
-    return await _telling_refusals(handle, follow(handle, SaveResult, shown))
+    on_started(id)
+    return await _telling_refusals(handle, follow(handle, SaveResult, on_progress))
 
 
-async def prune(settings: Settings, given: PruneInput, shown: Shown) -> PruneResult:
+async def prune(settings: Settings, given: PruneInput, on_progress: OnProgress) -> PruneResult:
     """Run `PruneSnapshots` and follow it.
 
     Raises:
@@ -177,16 +177,16 @@ async def prune(settings: Settings, given: PruneInput, shown: Shown) -> PruneRes
     """
     client = await connect(settings)
     handle = await start(client, "PruneSnapshots", given, workflow_id(given.job_id, "prune"))
-    return await _telling_refusals(handle, follow(handle, PruneResult, shown))
+    return await _telling_refusals(handle, follow(handle, PruneResult, on_progress))
 
 
 async def restore(
     settings: Settings,
     given: RestoreInput,
-    shown: Shown,
+    on_progress: OnProgress,
     *,
-    started: Started = _nobody,
-    mender: Mender | None = None,
+    on_started: OnStarted = _ignore,
+    restarter: Restarter | None = None,
 ) -> RestoreResult:
     """Run `RestoreSnapshot` and follow it.
 
@@ -197,9 +197,9 @@ async def restore(
     Args:
         settings: Of the job.
         given: Input of the workflow.
-        shown: Told its phases.
-        started: As in `save`.
-        mender: As in `begin`.
+        on_progress: Called with the phases.
+        on_started: As in `save`.
+        restarter: As in `begin`.
 
     Raises:
         Refused: A live job is in the way, and `replace` was not asked for.
@@ -208,12 +208,12 @@ async def restore(
     client: Client = await connect(settings)
     id = workflow_id(given.job_id, "restore")
     handle = await start(client, "RestoreSnapshot", given, id)
-    started(id)
-    mender = mender or Mender(settings)
+    on_started(id)
+    restarter = restarter or Restarter(settings)
     waits: asyncio.Queue[int] = asyncio.Queue()
 
     def looked(progress: Progress) -> None:
-        shown(progress)
+        on_progress(progress)
         incarnation = _waits_for_servers(progress)
         if incarnation is not None and waits.empty():
             waits.put_nowait(incarnation)
@@ -228,8 +228,8 @@ async def restore(
     try:
         brought = False
         while not brought and (incarnation := await _next(waits, following)) is not None:
-            brought = await mender.bring_gym_into(
-                Phase.AWAITING_RESTORE, incarnation, wanted=still_waits
+            brought = await restarter.bring_gym_into(
+                Phase.AWAITING_RESTORE, incarnation, still_needed=still_waits
             )
         return await following
     finally:
@@ -253,7 +253,7 @@ def _waits_for_servers(progress: Progress) -> int | None:
 
 
 async def follow_job(
-    settings: Settings, shown: Callable[[ControllerStatus], None]
+    settings: Settings, on_status: Callable[[ControllerStatus], None]
 ) -> ControllerStatus:
     """Look at the job until it is over.
 
@@ -271,13 +271,13 @@ async def follow_job(
                 "the job's controller is gone; `turnpoint restore` brings the job back from its "
                 "newest snapshot (after `turnpoint down` and `turnpoint up` if processes died)"
             )
-        shown(now)
+        on_status(now)
         if now.state.is_over:
             return now
         await asyncio.sleep(FOLLOW_EVERY_S)
 
 
-async def demand_no_job(settings: Settings) -> None:
+async def require_no_job(settings: Settings) -> None:
     """Refuse while the job lives. Joins Ray.
 
     Raises:

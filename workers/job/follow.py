@@ -23,16 +23,16 @@ FIRST_LOOK_S = 30.0
 
 async def follow_to_the_end(
     settings: Settings,
-    shown: Callable[[ControllerStatus], None],
-    told: Callable[[str], None],
+    on_status: Callable[[ControllerStatus], None],
+    on_message: Callable[[str], None],
 ) -> ControllerStatus:
     """Look at the job until it has finished.
 
     Args:
         settings: Of the job. One that is lost, or is being restored at the first look, is waited
             for during `restore_wait_s`.
-        shown: Told each status.
-        told: Told in a line that it is waited for, and that it lives again.
+        on_status: Called with each status.
+        on_message: Called with one line when the job is waited for, and when it lives again.
 
     Returns:
         The last status: finished, or failed and brought back by nobody.
@@ -49,9 +49,9 @@ async def follow_to_the_end(
             now = seen.controller if seen is not None else None
             if now is not None and now.state is not JobPhase.FAILED:
                 if lost_since is not None:
-                    told(f"it lives again, as incarnation {now.incarnation}")
+                    on_message(f"it lives again, as incarnation {now.incarnation}")
                 last, lost_since = now, None
-                shown(now)
+                on_status(now)
                 if now.state is JobPhase.FINISHED:
                     return now
             elif last is None and lost_since is None:
@@ -60,13 +60,13 @@ async def follow_to_the_end(
                     if raised is None:
                         raise NotRunning("no job is running; `turnpoint run` starts or restores it")
                     lost_since = time.monotonic()
-                    told(f"{raised}; waiting {settings.restore_wait_s:g} s for it")
+                    on_message(f"{raised}; waiting {settings.restore_wait_s:g} s for it")
             elif seen is not None and seen.silent:
                 pass  # it is there
             elif lost_since is None:
                 lost_since = time.monotonic()
                 last = now or last
-                told(f"lost; waiting {settings.restore_wait_s:g} s for a restore")
+                on_message(f"lost; waiting {settings.restore_wait_s:g} s for a restore")
             elif time.monotonic() - lost_since > settings.restore_wait_s:
                 if now is not None:
                     return now

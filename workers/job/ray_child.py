@@ -3,7 +3,7 @@
 What a supervising command does in Ray, in a process of its own.  A driver dies with its cluster
 (Ray ends the process when the GCS is gone), and `turnpoint run` has to outlive it. So it never
 joins Ray itself: it starts this program, configured by environment as every process of the stack
-is.  - `watch`: one `JobSighting` a line, until nobody reads any more. - `start-fresh [--replace]`:
+is.  - `watch`: one `ClusterView` a line, until nobody reads any more. - `start-fresh [--replace]`:
 starts the job; the first line of its input is the `Workload`. It prints `Claimed` once the
 incarnation is, and goes on after a second line. - `start-stateless K`: the generation endpoint and
 NemoGym of incarnation K again.  Guarantees: the last line it prints is JSON; nothing of a rollout
@@ -30,7 +30,7 @@ from rl.messages import SINGLE_CONTROLLER, JobConfig, JoinedServer, Workload
 from workers.config.key_files import read_control_token
 from workers.config.settings import Settings, load_settings
 from workers.errors import WorkerRoomError
-from workers.job.cluster_view import Claimed, FreshStart, JobSighting
+from workers.job.cluster_view import Claimed, ClusterView, FreshStart
 
 LOOK_EVERY_S = 0.5
 STATUS_LIMIT_S = 10.0
@@ -50,7 +50,7 @@ async def watch(config: JobConfig) -> None:
 
 async def look(
     config: JobConfig, joined: tuple[int, list[JoinedServer]] | None = None
-) -> tuple[JobSighting, tuple[int, list[JoinedServer]] | None]:
+) -> tuple[ClusterView, tuple[int, list[JoinedServer]] | None]:
     """Look once.
 
     Args:
@@ -64,19 +64,19 @@ async def look(
         status = await job.alive(config, STATUS_LIMIT_S)
         if status is None or status.job_id != config.job_id:
             other = status.job_id if status is not None else None
-            return JobSighting(at=at, reachable=True, actors=actors, other_job=other), None
+            return ClusterView(at=at, reachable=True, actors=actors, other_job=other), None
         if joined is None or joined[0] != status.incarnation:
             servers = await call(
                 SINGLE_CONTROLLER, "servers", status.incarnation, limit_s=SERVERS_LIMIT_S
             )
             joined = (status.incarnation, servers)
     except RayUnreachable:
-        return JobSighting(at=at, reachable=False), None
+        return ClusterView(at=at, reachable=False), None
     except ActorLost:  # it has died between two questions: the next look says so
-        return JobSighting(at=at, reachable=True), None
+        return ClusterView(at=at, reachable=True), None
     except DeadlineExceeded:
-        return JobSighting(at=at, reachable=True, silent=True), joined
-    seen = JobSighting(
+        return ClusterView(at=at, reachable=True, silent=True), joined
+    seen = ClusterView(
         at=at,
         reachable=True,
         controller=status,

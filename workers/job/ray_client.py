@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from rl.messages import Workload
 from workers.config.settings import Settings
 from workers.errors import WorkerRoomError
-from workers.job.cluster_view import Claimed, FreshStart, JobSighting
+from workers.job.cluster_view import Claimed, ClusterView, FreshStart
 from workers.stack.process_specs import child_environment
 from workers.stack.python_path import package_folder
 
@@ -52,7 +52,7 @@ class JobWatch:
         """Nothing is seen yet."""
         self._settings = settings
         self._news = asyncio.Condition()
-        self.seen: JobSighting | None = None
+        self.seen: ClusterView | None = None
         """The newest look; None before the first, and after the child has ended."""
         self._task: asyncio.Task[None] | None = None
 
@@ -71,7 +71,7 @@ class JobWatch:
         self.seen, self._settings = None, settings
         self._task = asyncio.create_task(self._watch())
 
-    async def first(self, limit_s: float) -> JobSighting:
+    async def first(self, limit_s: float) -> ClusterView:
         """The first look.
 
         Raises:
@@ -92,11 +92,11 @@ class JobWatch:
             async with _child(self._settings, "watch") as child:
                 assert child.stdout is not None
                 while line := await child.stdout.readline():
-                    await self._tell(_parsed(JobSighting, line) or self.seen)
+                    await self._tell(_parsed(ClusterView, line) or self.seen)
             await self._tell(None)
             await asyncio.sleep(AGAIN_S)
 
-    async def _tell(self, seen: JobSighting | None) -> None:
+    async def _tell(self, seen: ClusterView | None) -> None:
         async with self._news:
             self.seen = seen
             self._news.notify_all()
@@ -107,7 +107,7 @@ async def start_fresh(
     workload: Workload,
     *,
     replace: bool,
-    claimed: Callable[[int], Awaitable[None]],
+    on_claimed: Callable[[int], Awaitable[None]],
 ) -> int:
     """Start the job at its first prompt, as `rl.job.start_fresh`, from a child.
 
@@ -115,7 +115,7 @@ async def start_fresh(
         settings: Of the job.
         workload: What it rolls out.
         replace: End a life of the job that still answers.
-        claimed: Awaited with the incarnation once that is claimed, before the Gym servers are
+        on_claimed: Awaited with the incarnation once that is claimed, before the Gym servers are
             joined.
 
     Returns:
@@ -131,7 +131,7 @@ async def start_fresh(
         await child.stdin.drain()
         while line := await child.stdout.readline():
             if (claim := _parsed(Claimed, line)) is not None:
-                await claimed(claim.claimed)
+                await on_claimed(claim.claimed)
                 child.stdin.write(b"go on\n")
                 await child.stdin.drain()
             elif (answer := _parsed(FreshStart, line)) is not None:

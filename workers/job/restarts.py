@@ -31,7 +31,7 @@ async def _always() -> bool:
     return True
 
 
-class Mender:
+class Restarter:
     """One command's hand on the stack.
 
     Args:
@@ -89,7 +89,11 @@ class Mender:
                 await asyncio.sleep(_BUSY_PAUSE_S)
 
     async def bring_gym_into(
-        self, phase: Phase, incarnation: int, *, wanted: Callable[[], Awaitable[bool]] = _always
+        self,
+        phase: Phase,
+        incarnation: int,
+        *,
+        still_needed: Callable[[], Awaitable[bool]] = _always,
     ) -> bool:
         """Restart the stack's Gym servers that are not in the phase that a start needs.
 
@@ -100,7 +104,7 @@ class Mender:
         Args:
             phase: Closed for a new line of the job, awaiting a restore for a restore.
             incarnation: The claimed one.
-            wanted: Asked last, when the servers have answered: whether the start still waits for
+            still_needed: Asked last, when the servers have answered: does the start still wait
                 them.
 
         Returns:
@@ -112,7 +116,7 @@ class Mender:
         found = await gym_capabilities(self._settings, config)
         unfit = {name for name, server in found.items() if _is_unfit(server, phase, incarnation)}
         newest = await asyncio.to_thread(incarnations.newest, config.job_folder)
-        if newest != incarnation or not await wanted():
+        if newest != incarnation or not await still_needed():
             return False
         await self.restart(
             *sorted(unfit & gym_servers.started(self._settings.servers)),

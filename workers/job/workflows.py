@@ -33,7 +33,7 @@ from workers.errors import NotRunning, Refused, WorkerRoomError
 from workers.temporal import typed_refusals
 
 Result = TypeVar("Result", bound=BaseModel)
-Shown = Callable[[Progress], None]
+OnProgress = Callable[[Progress], None]
 
 LOOK_EVERY_S = 0.2
 SILENCE_LIMIT_S = 60.0
@@ -83,7 +83,7 @@ async def start(
 
 
 async def follow(
-    handle: WorkflowHandle[Any, Any], result_type: type[Result], shown: Shown
+    handle: WorkflowHandle[Any, Any], result_type: type[Result], on_progress: OnProgress
 ) -> Result:
     """Wait for a workflow and show its phases as they go by, also while Temporal is restarted.
 
@@ -97,7 +97,7 @@ async def follow(
     try:
         while not ending.done():
             await asyncio.wait({ending}, timeout=LOOK_EVERY_S)
-            if await _look(handle, shown):
+            if await _look(handle, on_progress):
                 silent_since = time.monotonic()
             elif time.monotonic() - silent_since > SILENCE_LIMIT_S:
                 raise NotRunning(
@@ -133,10 +133,10 @@ async def progress_of(handle: WorkflowHandle[Any, Any]) -> Progress | None:
     return found
 
 
-async def _look(handle: WorkflowHandle[Any, Any], shown: Shown) -> bool:
+async def _look(handle: WorkflowHandle[Any, Any], on_progress: OnProgress) -> bool:
     """Show where a workflow stands; False if no worker has it at this moment."""
     if (progress := await progress_of(handle)) is not None:
-        shown(progress)
+        on_progress(progress)
     return progress is not None
 
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rl.messages import GENERATION, NEMO_GYM, ControllerStatus
-from workers.job.cluster_view import JobSighting
+from workers.job.cluster_view import ClusterView
 
 RAY = "ray"
 SILENT_S = 120.0
@@ -43,7 +43,7 @@ class Observation:
     """The one that is supervised."""
     newest: int
     """The newest that anybody has claimed."""
-    job: JobSighting | None = None
+    job: ClusterView | None = None
     """None: nobody could look (yet)."""
     gone: frozenset[str] = frozenset()
     """Processes of the stack that should run and do not."""

@@ -14,7 +14,7 @@ from rl.snapshots.folder import SnapshotFolder
 from workers.config.settings import Settings
 from workers.errors import WorkerRoomError
 from workers.job import commands as job_runs
-from workers.job.workflows import Shown
+from workers.job.workflows import OnProgress
 from workers.supervisor.event_log import LastSave
 
 PUBLISH = "publish_snapshot"
@@ -23,14 +23,14 @@ _PASSING = {"checkpoint_running", "data_plane_busy", "weights_syncing", "restore
 """Refusals that pass by themselves: a save that runs is waited for."""
 
 
-async def last_save(settings: Settings, grace_s: float, shown: Shown) -> LastSave:
+async def last_save(settings: Settings, grace_s: float, on_progress: OnProgress) -> LastSave:
     """Save once more, within `grace_s` seconds; never raises for a save that fails."""
     if grace_s <= 0:
         return LastSave(outcome="none", reason="no time was granted for it (--grace-s)")
     under_way, published = asyncio.Event(), asyncio.Event()
 
     def looked(progress: Progress) -> None:
-        shown(progress)
+        on_progress(progress)
         if any(phase.phase == PUBLISH for phase in progress.done):
             published.set()
 
@@ -53,11 +53,11 @@ async def last_save(settings: Settings, grace_s: float, shown: Shown) -> LastSav
         )
 
 
-async def _saved(settings: Settings, shown: Shown, under_way: asyncio.Event) -> LastSave:
+async def _saved(settings: Settings, on_progress: OnProgress, under_way: asyncio.Event) -> LastSave:
     given = SaveInput(job_id=settings.job_id)
     while True:
         try:
-            result = await job_runs.save(settings, given, shown, lambda _: under_way.set())
+            result = await job_runs.save(settings, given, on_progress, lambda _: under_way.set())
         except (WorkerRoomError, TurnpointError) as error:
             code = error.reason if isinstance(error, job_runs.NotNow) else error.code
             if code in _PASSING:

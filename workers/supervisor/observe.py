@@ -18,9 +18,9 @@ from rl.snapshots import incarnations
 from workers.config import gym_servers
 from workers.config.settings import Settings, load_settings
 from workers.errors import WorkerRoomError
-from workers.job.cluster_view import JobSighting
+from workers.job.cluster_view import ClusterView
 from workers.job.ray_client import JobWatch
-from workers.job.restarts import Mender
+from workers.job.restarts import Restarter
 from workers.job.workflows import is_running
 from workers.supervisor.decide import Observation
 from workers.temporal import connect
@@ -36,24 +36,24 @@ class Observer:
     Args:
         settings: Of the job; replaced when somebody has started the stack again.
         watch: Looks into Ray.
-        mender: Knows what is being started.
+        restarter: Knows what is being started.
     """
 
     def __init__(
         self,
         settings: Settings,
         watch: JobWatch,
-        mender: Mender,
+        restarter: Restarter,
     ) -> None:
         self.settings = settings
         self._watch = watch
-        self._mender = mender
+        self._restarter = restarter
         self._alive_since = self._answered_at = self._reached_at = time.monotonic()
         self._claim_seen: tuple[int, float] = (0, 0.0)
         self._claim_left: tuple[int, float] = (0, 0.0)
         self._heard: dict[str, float] = {}
         """When each Gym server has answered last, or was asked first."""
-        record = mender.stack.record()
+        record = restarter.stack.record()
         self._stack_id = record.stack_id if record is not None else None
 
     def on_new_life(self, at: float) -> None:
@@ -82,10 +82,10 @@ class Observer:
         newest = await asyncio.to_thread(self._newest)
         driven = newest > incarnation and not recovering and await self._is_driven(newest, sighting)
         now = time.monotonic()
-        stack = self._mender.stack
+        stack = self._restarter.stack
         record = stack.record()
         # Last, and nothing is awaited from here to the decision: what is being started is busy.
-        gone = stack.gone() if record is not None and not self._mender.busy else set()
+        gone = stack.gone() if record is not None and not self._restarter.busy else set()
         return Observation(
             incarnation=incarnation,
             newest=newest,
@@ -106,7 +106,7 @@ class Observer:
             recovering=recovering,
         )
 
-    def _sighting(self, recovering: bool) -> JobSighting | None:
+    def _sighting(self, recovering: bool) -> ClusterView | None:
         """The newest look into Ray, if it began after the job came to life."""
         sighting = self._watch.seen
         if recovering:  # what is being started does not answer yet
@@ -121,14 +121,14 @@ class Observer:
 
     async def _follow_the_stack(self) -> None:
         """Somebody may have started the stack again, at other addresses."""
-        record = self._mender.stack.record()
+        record = self._restarter.stack.record()
         if record is None or record.stack_id == self._stack_id:
             return
         self._stack_id = record.stack_id
         self.settings = load_settings(
             state_dir=self.settings.state_dir, job_id=self.settings.job_id
         )
-        self._mender.use(self.settings)
+        self._restarter.use(self.settings)
         await self._watch.again(self.settings)
 
     async def _answering(self, gym: GymClient) -> dict[str, str]:
@@ -156,7 +156,7 @@ class Observer:
     def _newest(self) -> int:
         return incarnations.newest(self.settings.job_config().job_folder)
 
-    async def _is_driven(self, newest: int, sighting: JobSighting | None) -> bool:
+    async def _is_driven(self, newest: int, sighting: ClusterView | None) -> bool:
         """Whether whoever claimed the newest incarnation still works on it.
 
         A claimant that has just ended may have brought the job to life after the newest look

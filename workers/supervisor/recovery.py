@@ -17,8 +17,8 @@ from rl.messages import ControllerStatus, Workload
 from workers.errors import Stopped, WorkerRoomError
 from workers.job import commands as job_runs
 from workers.job.ray_client import JobWatch
-from workers.job.restarts import Mender
-from workers.job.workflows import Shown
+from workers.job.restarts import Restarter
+from workers.job.workflows import OnProgress
 from workers.stack.process_specs import WORKER_PREFIX
 from workers.supervisor.decide import RAY, Recover
 from workers.supervisor.event_log import EventLog
@@ -56,10 +56,10 @@ class Recovery:
         self,
         workload: Workload,
         watch: JobWatch,
-        restarter: Mender,
+        restarter: Restarter,
         observer: Observer,
         event_log: EventLog,
-        on_progress: Shown,
+        on_progress: OnProgress,
         on_alive: Callable[[int, str], None],
     ) -> None:
         self._workload = workload
@@ -190,9 +190,9 @@ class Recovery:
             self._observer.settings,
             self._workload,
             fresh=fresh,
-            shown=self._on_progress,
+            on_progress=self._on_progress,
             replace=True,
-            mender=self._restarter,
+            restarter=self._restarter,
         )
         took_s = time.monotonic() - began
         snapshot = begun.restored.snapshot if begun.restored else None

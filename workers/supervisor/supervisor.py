@@ -22,8 +22,8 @@ from workers.config.key_files import read_control_token
 from workers.config.settings import Settings
 from workers.errors import Stopped
 from workers.job import ray_client as ray_side
-from workers.job.restarts import Mender
-from workers.job.workflows import Shown
+from workers.job.restarts import Restarter
+from workers.job.workflows import OnProgress
 from workers.supervisor.decide import (
     Action,
     Adopt,
@@ -66,11 +66,11 @@ class Supervisor:
         watch: ray_side.JobWatch,
         event_log: EventLog,
         on_status: Callable[[ControllerStatus], None],
-        on_progress: Shown,
+        on_progress: OnProgress,
     ) -> None:
         self.incarnation = incarnation
         self._event_log = event_log
-        self._restarter = Mender(settings)
+        self._restarter = Restarter(settings)
         self._observer = Observer(settings, watch, self._restarter)
         self._repairs = Repairs(event_log)
         self._recovery = Recovery(
@@ -97,7 +97,7 @@ class Supervisor:
         return self._recovery.is_under_way
 
     def let_go(self) -> None:
-        """Wait no longer for processes that are being started: see `Mender.let_go`."""
+        """Wait no longer for processes that are being started: see `Restarter.let_go`."""
         self._restarter.let_go()
 
     async def run(self) -> ControllerStatus:

@@ -8,7 +8,7 @@ import pytest
 
 from rl.messages import GENERATION, NEMO_GYM
 from tests.workers.observations import ACTORS, GYM, STACK, WELL, observation, sighting, status
-from workers.job.cluster_view import JobSighting
+from workers.job.cluster_view import ClusterView
 from workers.supervisor.decide import (
     SILENT_S,
     UNHEARD_S,
@@ -73,7 +73,7 @@ def test_the_loss_of_everything_names_what_held_state() -> None:
         ),
     ],
 )
-def test_the_loss_of_state_in_ray_is_a_restore(job: JobSighting, reason: str) -> None:
+def test_the_loss_of_state_in_ray_is_a_restore(job: ClusterView, reason: str) -> None:
     assert decide(observation(job=job)) == Recover((reason,))
 
 
@@ -108,7 +108,7 @@ def test_a_silent_controller_is_lost_after_a_while(silent_s: float, lost: bool) 
 
 @pytest.mark.parametrize("owned", [STACK, STACK - {"ray"}])
 def test_only_the_stacks_own_ray_is_started_again_for_its_silence(owned: frozenset[str]) -> None:
-    silent = JobSighting(at=1.0, reachable=False)
+    silent = ClusterView(at=1.0, reachable=False)
     action = decide(observation(job=silent, owned=owned, unreachable_s=UNREACHABLE_S + 1))
     if "ray" in owned:
         assert isinstance(action, Recover) and action.ray_is_lost
@@ -157,10 +157,10 @@ def test_a_claim_that_nobody_brings_to_life_is_taken_over() -> None:
 
 
 @pytest.mark.parametrize(
-    "job", [None, JobSighting(at=1.0, reachable=False), sighting(None, silent=True)]
+    "job", [None, ClusterView(at=1.0, reachable=False), sighting(None, silent=True)]
 )
 def test_a_claim_is_not_taken_over_before_anybody_could_see_what_it_came_to(
-    job: JobSighting | None,
+    job: ClusterView | None,
 ) -> None:
     """Break: take an incarnation that nobody could look at for dead."""
     assert decide(observation(newest=4, job=job)) == Wait()

@@ -15,7 +15,7 @@ from rl.snapshots.folder import SnapshotFolder
 from workers.config.settings import Settings, load_settings
 from workers.job import commands as job_runs
 from workers.job.commands import NotNow
-from workers.job.workflows import Shown, WorkflowFailed
+from workers.job.workflows import OnProgress, WorkflowFailed
 from workers.supervisor.last_save import last_save
 
 PUBLISHED = SaveResult(outcome=SaveOutcome.PUBLISHED, checkpoint_id="c", snapshot="snapshot_000004")
@@ -92,7 +92,9 @@ async def test_a_snapshot_that_is_there_is_told_though_the_save_still_prunes(
     Wait for it in any case.
     """
 
-    async def save(_: Any, __: Any, shown: Shown, started: Callable[[str], None]) -> None:
+    async def save(
+        _: Any, __: Any, on_progress: OnProgress, started: Callable[[str], None]
+    ) -> None:
         started("demo/save/x")
         shown(Progress(phase=None, done=[PhaseReport(phase=phase, ms=1)]))
         await asyncio.Event().wait()

@@ -15,7 +15,7 @@ from rl.snapshots import incarnations
 from tests.workers.observations import sighting, status
 from workers.config.settings import Settings, load_settings
 from workers.job.ray_client import JobWatch
-from workers.job.restarts import Mender
+from workers.job.restarts import Restarter
 from workers.supervisor import observe
 from workers.supervisor.decide import Adopt, Observation, Wait, decide
 from workers.supervisor.observe import Observer
@@ -37,7 +37,7 @@ class Look:
     def __init__(self, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
         self.workflow_runs = True
         self.watch = JobWatch(settings)
-        self._observer = Observer(settings, self.watch, Mender(settings))
+        self._observer = Observer(settings, self.watch, Restarter(settings))
 
         async def connect(_: Settings) -> None:
             return None

@@ -18,7 +18,7 @@ from workers.config.settings import Settings, load_settings
 from workers.errors import NotRunning, ProcessFailed, Stopped
 from workers.job import commands as job_runs
 from workers.job.ray_client import JobWatch
-from workers.job.restarts import Mender
+from workers.job.restarts import Restarter
 from workers.job.workflows import WorkflowFailed
 from workers.stack.stack import Stack
 from workers.supervisor import recovery, supervisor
@@ -71,12 +71,12 @@ class Given:
             )
             return job_runs.Begun(incarnation=9, restored=None if options["fresh"] else restored)
 
-        async def restart(_: Mender, *names: str, missing: bool = False, **__: Any) -> None:
+        async def restart(_: Restarter, *names: str, missing: bool = False, **__: Any) -> None:
             self.started.append((*names, *(["what is missing"] if missing else [])))
 
         monkeypatch.setattr(job_runs, "begin", begin)
         monkeypatch.setattr(job_runs, "has_snapshot_on_line", lambda _: self.has_snapshot)
-        monkeypatch.setattr(Mender, "restart", restart)
+        monkeypatch.setattr(Restarter, "restart", restart)
         monkeypatch.setattr(Stack, "gone", lambda _: {"worker_1"})
         self._monkeypatch = monkeypatch
         self._settings = settings
@@ -144,7 +144,7 @@ async def test_a_save_that_publishes_while_the_job_is_brought_back_is_restored(
     async def restart(*_: Any, **__: Any) -> None:
         given.has_snapshot = True
 
-    monkeypatch.setattr(Mender, "restart", restart)
+    monkeypatch.setattr(Restarter, "restart", restart)
     await given.run(in_turn(given, iter([LOST, FINISHED])))
     assert given.began[0]["fresh"] is False
     assert [event.what for event in given.event_log.events] == ["restored"]
@@ -185,7 +185,7 @@ async def test_what_is_left_of_a_lost_life_does_not_count_as_a_success(
             raise Stopped("it would go on for ever")
         raise ProcessFailed("counter has ended")
 
-    monkeypatch.setattr(Mender, "restart", restart)
+    monkeypatch.setattr(Restarter, "restart", restart)
     rollouts = 0
 
     def look(recovering: bool) -> Observation:
