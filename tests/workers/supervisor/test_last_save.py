@@ -96,7 +96,7 @@ async def test_a_snapshot_that_is_there_is_told_though_the_save_still_prunes(
         _: Any, __: Any, on_progress: OnProgress, started: Callable[[str], None]
     ) -> None:
         started("demo/save/x")
-        shown(Progress(phase=None, done=[PhaseReport(phase=phase, ms=1)]))
+        on_progress(Progress(phase=None, done=[PhaseReport(phase=phase, ms=1)]))
         await asyncio.Event().wait()
 
     monkeypatch.setattr(job_runs, "save", save)
