@@ -2,13 +2,13 @@
 
 WorkerRoomError                the next step is in the sentence
 ├── SettingsError              a key that is missing, unknown or not allowed (no value of a secret)
-├── PortInUse                  a fixed port that somebody else holds
+├── PortInUse                  a fixed port that another process uses
 ├── ProcessFailed              a process of the stack ended or did not get ready in time
 ├── StackBusy                  another `up` or `down` works on this state folder
-├── Stopped                    the stack was ended on purpose; nothing is brought back
+├── Stopped                    the stack was ended with `turnpoint down`; nothing is brought back
 ├── Interrupted                Ctrl-C of a command whose workflow goes on
 ├── NotRunning                 nothing answers: the stack is not up
-├── TemporalRefused            Temporal was there, and refuses or does not answer any more
+├── TemporalRefused            a connected Temporal refuses a call, or answers no more
 └── Refused                    the job is in a state in which the command makes no sense
     └── FinishedAlready        `run` has nothing to do: exit code 0, nothing is touched
 """
@@ -35,7 +35,7 @@ class SettingsError(WorkerRoomError):
 
 
 class PortInUse(WorkerRoomError):
-    """A port that the settings fix is held by another process."""
+    """A port that the settings fix is used by another process."""
 
     code = "port_in_use"
 
@@ -61,7 +61,7 @@ class Refused(WorkerRoomError):
 
 
 class FinishedAlready(Refused):
-    """The job has come to its end, and its rows are there: what `run` is for is done.
+    """The job has come to its end, and its rows are there.
 
     Args:
         incarnation: The one that has finished.
@@ -71,7 +71,6 @@ class FinishedAlready(Refused):
     code = "job_finished"
 
     def __init__(self, incarnation: int) -> None:
-        """Say how to start it over."""
         super().__init__(
             f"it has finished already, as incarnation {incarnation}: nothing was started; "
             "`turnpoint run --fresh` starts it over, as a new line"
@@ -79,10 +78,10 @@ class FinishedAlready(Refused):
 
 
 class Interrupted(WorkerRoomError):
-    """Ctrl-C ended the looking on at a workflow.
+    """Ctrl-C ended a command; its workflow goes on.
 
     Args:
-        workflow_id: The one that goes on.
+        workflow_id: Id of the workflow.
         ui: Address of the Temporal UI, if it is known.
     """
 
@@ -90,21 +89,20 @@ class Interrupted(WorkerRoomError):
     code = "interrupted"
 
     def __init__(self, workflow_id: str, ui: str | None) -> None:
-        """Say where it can be looked at."""
         page = f"{ui}/namespaces/default/workflows/{quote(workflow_id, safe='')}"
         where = page if ui is not None else "look at it, or cancel it, in the Temporal UI"
         super().__init__(f"interrupted; workflow {workflow_id} goes on: {where}")
 
 
 class NotRunning(WorkerRoomError):
-    """What the command needs does not answer."""
+    """A process that the command needs does not answer."""
 
     exit_code = 4
     code = "not_running"
 
 
 class TemporalRefused(WorkerRoomError):
-    """A call of Temporal has failed, after the SDK's own tries (5 to 10 s).
+    """A call to Temporal has failed, after the SDK's own tries (5 to 10 s).
 
     Args:
         status: Name of the gRPC status.
@@ -114,7 +112,6 @@ class TemporalRefused(WorkerRoomError):
     code = "temporal_refused"
 
     def __init__(self, status: str) -> None:
-        """Say where to look."""
         super().__init__(
             f"Temporal refuses ({status}): look at its log, at the namespace, and at "
             "TEMPORAL_ADDRESS and TEMPORAL_NAMESPACE if they are set"
@@ -122,7 +119,7 @@ class TemporalRefused(WorkerRoomError):
 
 
 def no_stack(folder: Path) -> NotRunning:
-    """Nothing was ever started in a state folder, and the settings name no other fleet."""
+    """The error for a state folder without a stack, if the settings name no other fleet."""
     return NotRunning(
         f"no stack in {folder}; start one with `turnpoint up` (for another fleet set "
         "TURNPOINT_SERVERS)"
@@ -130,12 +127,12 @@ def no_stack(folder: Path) -> NotRunning:
 
 
 def stack_is_down(folder: Path) -> NotRunning:
-    """A stack was started in a state folder, and none of its processes runs."""
+    """The error for a state folder whose stack has no running process."""
     return NotRunning(f"the stack in {folder} is down; `turnpoint up` starts it")
 
 
 class Stopped(WorkerRoomError):
-    """The stack was ended with `turnpoint down` while something still worked on its job."""
+    """The stack was ended with `turnpoint down` while another command worked on its job."""
 
     exit_code = 4
     code = "stopped"

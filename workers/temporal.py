@@ -1,7 +1,7 @@
 """One place that configures every Temporal client and worker of Turnpoint.
 
-Guarantees: nobody can half-configure one: converter, identity, sandbox, failure types and the
-timeouts that keep a pause short are set together (design section 9).
+Guarantees: converter, identity, sandbox, failure types and the timeouts that keep a pause short are
+set together (design section 9).
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from workflows.journal import SEARCH_ATTRIBUTES
 
 STICKY_TIMEOUT = timedelta(seconds=1)
 """With the default of 10 s a killed worker costs the pause 11 s instead of 2 (measured)."""
-CONNECT_LIMIT_S = 10.0
-"""The SDK itself waits 30 s for somebody who listens and does not answer."""
+CONNECT_TIMEOUT_S = 10.0
+"""The SDK itself waits 30 s for a listener that does not answer."""
 ACTIVITIES_AT_ONCE = 16
 GRACE = timedelta(seconds=10)
 
@@ -46,12 +46,12 @@ async def connect(settings: Settings) -> Client:
 
     Raises:
         NotRunning: No server answers; the address and the next step are named.
-        SettingsError: What is configured is no address, or cannot be read.
+        SettingsError: The configured address is none, or Temporal's configuration is damaged.
     """
     connection = settings.temporal_connection()
     target = connection.get("target_host", "")
     try:
-        async with asyncio.timeout(CONNECT_LIMIT_S):
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
             return await Client.connect(
                 **connection,
                 data_converter=pydantic_data_converter,
@@ -71,11 +71,7 @@ async def connect(settings: Settings) -> Client:
 
 @contextmanager
 def typed_refusals() -> Iterator[None]:
-    """Around calls of a connected client.
-
-    Raises:
-        TemporalRefused: One has failed; who supervises the job goes on.
-    """
+    """Turn errors of a connected client's calls into `TemporalRefused`."""
     try:
         yield
     except RPCError as error:
@@ -104,7 +100,7 @@ def snapshot_worker(
 
 
 async def register_search_attributes(client: Client) -> None:
-    """Register the search attributes that are not there yet."""
+    """Register those of our search attributes that the namespace does not have."""
     found = await client.operator_service.list_search_attributes(
         ListSearchAttributesRequest(namespace=client.namespace)
     )

@@ -1,7 +1,7 @@
 """`python -m workers.worker`: one snapshot worker of a job.
 
-It holds no state of its own: killed at any moment, another one goes on with what it did. It
-joins Ray as a driver of `RAY_ADDRESS`.
+It has no state of its own: when it is killed, another worker continues its activities. It joins Ray
+as a driver of `RAY_ADDRESS`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ async def run(settings: Settings, *, interceptors: Sequence[Interceptor] = ()) -
 
     Args:
         settings: The job's.
-        interceptors: Further ones, around Turnpoint's own (traces, fault injection).
+        interceptors: Further interceptors, around Turnpoint's own (traces, fault injection).
     """
     config = settings.job_config()
     client = await connect(settings)
@@ -61,9 +61,9 @@ def activities_of(client: Client, config: JobConfig, gym: GymClient) -> list[Cal
     """Every activity of saves and restores, for one job.
 
     Args:
-        client: Temporal, as the worker's.
+        client: The worker's Temporal client.
         config: The job that is served.
-        gym: With the job's control token.
+        gym: A client with the job's control token.
     """
     controller = ControllerActivities(client, config)
     servers = GymActivities(client, config, gym)
@@ -93,7 +93,7 @@ def activities_of(client: Client, config: JobConfig, gym: GymClient) -> list[Cal
 
 
 async def _join_ray() -> None:
-    """Join Ray now: the first activity of a pause should not wait a second for it.
+    """Join Ray now, so that the first activity of a pause does not wait a second for it.
 
     Without a cluster the worker serves all the same: an activity that needs one tries again.
     """
@@ -104,7 +104,7 @@ async def _join_ray() -> None:
 
 
 def main() -> None:
-    """Run a worker; its exit code tells whether it was asked to stop."""
+    """Run a worker; exit code 0: a signal asked it to stop."""
     configure_logging("worker")
     settings = load_settings()
     asyncio.run(run(settings))

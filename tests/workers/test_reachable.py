@@ -37,7 +37,7 @@ async def test_a_temporal_that_takes_the_connection_and_is_silent_is_given_up(
     silent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Break: leave the limit to the SDK (30 s)."""
-    monkeypatch.setattr(temporal, "CONNECT_LIMIT_S", 0.5)
+    monkeypatch.setattr(temporal, "CONNECT_TIMEOUT_S", 0.5)
     began = time.monotonic()
     with pytest.raises(NotRunning, match=f"{silent}: start the stack with `turnpoint up`"):
         await temporal.connect(load_settings(temporal_address=silent))

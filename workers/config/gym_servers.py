@@ -1,7 +1,7 @@
 """The Gym servers of a job as a stack knows them: its own three, or those of `turnpoint.toml`.
 
-One with a `command` is a part of the stack: `up` starts it, `run` brings it back, `down` ends it.
-One without is somebody else's: it is waited for, and `run` says so when it does not answer.
+A server with a `command` is a part of the stack: `up` starts it, `run` brings it back, `down` ends
+it. The user starts a server without one: the stack waits for it, and `run` reports its silence.
 
 The environment of every command has, besides the settings, the variables that
 `gym.server.settings` reads, and those with this prefix that the caller of `up` has set:
@@ -47,11 +47,7 @@ OWN = (MODEL, AGENT, RESOURCE)
 
 
 def absolute(path: Path) -> Path:
-    """A configured path, whatever the current folder is later.
-
-    Raises:
-        ValueError: It is none.
-    """
+    """A configured path, made independent of the current folder; `ValueError` if it is none."""
     if "\0" in str(path):
         raise ValueError("a path cannot hold a NUL character")
     try:
@@ -64,9 +60,9 @@ class GymServer(ServerConfig):
     """One Gym server, and how it is started."""
 
     command: list[Annotated[str, Field(min_length=1)]] = []
-    """Program and arguments; no secret stands here. Empty: somebody else starts it."""
+    """Program and arguments, no secret among them. Empty: the user starts the server."""
     folder: Path | None = None
-    """Working folder of the command. Default: that in which `up` was called."""
+    """Working folder of the command. Default: the current folder of `up`."""
 
     @field_validator("folder")
     @classmethod
@@ -85,13 +81,13 @@ class GymServer(ServerConfig):
 
     @property
     def port(self) -> int:
-        """Where it listens. Only one with a command surely has a port."""
+        """The port of its URL; only a server with a command surely has one."""
         port = urlsplit(self.url).port
         assert port is not None  # _can_be_started
         return port
 
     def as_named(self) -> ServerConfig:
-        """What the rest of the job is told: not how it is started."""
+        """The server without its command, as the rest of the job knows it."""
         return ServerConfig(name=self.name, kind=self.kind, url=self.url)
 
 
@@ -112,20 +108,20 @@ def own_servers(ports: Mapping[str, int], host: str, folder: Path) -> list[GymSe
 
     Args:
         ports: The chosen ports by name.
-        host: Where they listen.
-        folder: Their working folder: nothing in it hides a module.
+        host: The address on which they listen.
+        folder: Their working folder.
     """
     urls = {name: f"http://{host}:{ports[name]}" for name in OWN}
     run = ["python", "-m"]
     wired = ["--model-url", urls[MODEL], "--resource", f"{RESOURCE}={urls[RESOURCE]}"]
-    told: dict[str, tuple[Kind, list[str]]] = {
+    commands: dict[str, tuple[Kind, list[str]]] = {
         MODEL: (Kind.MODEL, [*run, "gym.model.server"]),
         AGENT: (Kind.AGENT, [*run, "gym.agent.server", *wired]),
         RESOURCE: (Kind.RESOURCE, [*run, "gym.environments.counter"]),
     }
     return [
         GymServer(name=name, kind=kind, url=urls[name], command=command, folder=folder)
-        for name, (kind, command) in told.items()
+        for name, (kind, command) in commands.items()
     ]
 
 
@@ -157,10 +153,10 @@ def environment(
 
 
 def search_path() -> str:
-    """Where the programs of commands are looked for."""
+    """The PATH of commands: this environment's programs first."""
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 
 def started(servers: list[GymServer]) -> frozenset[ServerName]:
-    """Names of those that the stack starts."""
+    """Names of the servers that the stack starts."""
     return frozenset(server.name for server in servers if server.command)

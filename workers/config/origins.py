@@ -43,11 +43,11 @@ def require_known_variables(keys: Collection[str]) -> None:
         and not _OF_KUBERNETES.search(name)
     ]
     if unknown:
-        told = "; ".join(
+        sentences = "; ".join(
             f"environment variable {name}: no such key{nearest(name, known, ENV_PREFIX)}"
             for name in unknown
         )
-        raise SettingsError(f"{told}. Unset it: nobody reads it")
+        raise SettingsError(f"{sentences}. Unset it: no process reads it")
 
 
 def nearest(name: str, known: Collection[str], prefix: str = "") -> str:
@@ -91,7 +91,7 @@ class Places:
             self._stack, self._stack_file = source(), source.path
 
     def of(self, loc: tuple[int | str, ...]) -> str:
-        """The place of one key, in the order in which the sources win."""
+        """The place from which one key has its value."""
         key = str(loc[0]) if loc else ""
         if _has(self._flags, loc):
             return f"flag --{key.replace('_', '-')}"

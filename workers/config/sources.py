@@ -1,4 +1,4 @@
-"""Where `workers.config.settings` reads from besides flags and environment: two files.
+"""The two files that the settings are read from, besides flags and environment.
 
 Guarantees: no secret is taken from `turnpoint.toml`; a file that cannot be read is named.
 """
@@ -40,7 +40,7 @@ class ConfigFile(TomlConfigSettingsSource):
             raise SettingsError(f"{path} cannot be read: {why}") from None
 
     def __call__(self) -> dict[str, Any]:
-        """What the file says; empty without one."""
+        """The keys in the file; empty without one."""
         values = super().__call__()
         for name in SECRETS:
             if name in values:
@@ -52,7 +52,7 @@ class ConfigFile(TomlConfigSettingsSource):
 
 
 class StackFile(PydanticBaseSettingsSource):
-    """What `up` wrote into `<state_dir>/stack.json`, if there is a stack."""
+    """The settings that `up` wrote into `<state_dir>/stack.json`, if there is a stack."""
 
     def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
         """Not used: the source answers as a whole."""
@@ -60,19 +60,19 @@ class StackFile(PydanticBaseSettingsSource):
 
     @property
     def path(self) -> Path:
-        """The file, by what the sources before this one say about `state_dir`."""
+        """The file, in the `state_dir` that the sources before this one name."""
         folder = self.current_state.get("state_dir")
         if folder is None:
             folder = ConfigFile(self.settings_cls)().get(
                 "state_dir", self.settings_cls.model_fields["state_dir"].default
             )
-        # What is no path, or of no known user, is refused where the key is checked.
+        # A value that is no path, or of an unknown user, is refused where the key is checked.
         return Path(os.path.expanduser(folder if isinstance(folder, (str, Path)) else "")) / (
             STACK_FILE
         )
 
     def __call__(self) -> dict[str, Any]:
-        """The settings in it."""
+        """The keys in the file; empty without one."""
         path = self.path
         try:
             found = json.loads(path.read_bytes())["settings"]

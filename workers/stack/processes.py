@@ -3,7 +3,7 @@
 Every process of a stack, and every process that one starts, carries `TURNPOINT_STACK_ID=<uuid>`
 in its environment. Ending a stack means ending exactly the processes with its mark: never by
 name, never by a remembered pid alone (Ray's raylet and vLLM's engine start processes of their
-own, and a pid may belong to somebody else by now).
+own, and a pid may belong to another process by now).
 
 Guarantees: `end` returns only when no marked process is left. It does not touch the calling
 process or those that started it, even if they carry the mark.
@@ -11,10 +11,11 @@ process or those that started it, even if they carry the mark.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -23,7 +24,8 @@ from workers.errors import ProcessFailed
 
 STACK_MARK = "TURNPOINT_STACK_ID"
 NAME_MARK = "TURNPOINT_PROCESS"
-"""Which process of the stack it is; inherited by those it starts."""
+"""Name of the process in the stack; inherited by the processes that it starts."""
+KILL_TIMEOUT_S = 10.0
 
 _POLL_S = 0.05
 _started: list[subprocess.Popen[bytes]] = []
@@ -48,6 +50,9 @@ def spawn(
         env: Its whole environment, before the marks.
         folder: Its working folder.
         log: File that its output is appended to.
+
+    Raises:
+        OSError: The program or the folder is not there, or cannot be used.
     """
     marks = {
         STACK_MARK: stack_id,
@@ -73,30 +78,29 @@ def spawn(
 
 def names_left(stack_id: str) -> set[str]:
     """Names of the stack's processes that live, or of which a descendant lives."""
-    return set(_marked(stack_id).values())
+    return {name for _, name in _of_stack(stack_id)}
 
 
 def marked(stack_id: str, names: Collection[str] | None = None) -> list[psutil.Process]:
-    """The living processes of a stack (of some of its names), by their environment."""
-    found = _marked(stack_id)
-    return [process for process, name in found.items() if names is None or name in names]
+    """The living processes of a stack, by their mark; with `names` only those of these names."""
+    found = _of_stack(stack_id)
+    return [process for process, name in found if names is None or name in names]
 
 
 def live_stacks() -> set[str]:
     """Ids of all stacks of which a process lives."""
-    return {env[STACK_MARK] for _, env in _environments()}
+    return {env[STACK_MARK] for _, env in _marked_processes()}
 
 
-def _marked(stack_id: str) -> dict[psutil.Process, str]:
-    spared = _own_line()
-    return {
-        process: env.get(NAME_MARK, "")
-        for process, env in _environments()
-        if env[STACK_MARK] == stack_id and process.pid not in spared
-    }
+def _of_stack(stack_id: str) -> Iterator[tuple[psutil.Process, str]]:
+    me = psutil.Process()
+    spared = {me.pid, *(process.pid for process in me.parents())}
+    for process, env in _marked_processes():
+        if env[STACK_MARK] == stack_id and process.pid not in spared:
+            yield process, env.get(NAME_MARK, "")
 
 
-def _environments() -> Iterator[tuple[psutil.Process, dict[str, str]]]:
+def _marked_processes() -> Iterator[tuple[psutil.Process, dict[str, str]]]:
     """Every living process that carries a mark, with its environment."""
     for process in psutil.process_iter():
         try:
@@ -104,14 +108,9 @@ def _environments() -> Iterator[tuple[psutil.Process, dict[str, str]]]:
                 continue
             env = process.environ()
         except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue  # gone, or another user's: not one of ours
+            continue  # it has ended, or is another user's
         if STACK_MARK in env:
             yield process, env
-
-
-def _own_line() -> set[int]:
-    me = psutil.Process()
-    return {me.pid, *(process.pid for process in me.parents())}
 
 
 def alive(process: psutil.Process) -> bool:
@@ -128,50 +127,41 @@ def end(stack_id: str, names: Collection[str] | None = None, *, grace_s: float) 
     Args:
         stack_id: The mark.
         names: Only the processes of these names; all by default.
-        grace_s: How long a SIGTERM may take before SIGKILL; 0 kills at once (what a crash is).
+        grace_s: How long a SIGTERM may take before SIGKILL; 0 kills at once, like a crash.
 
     Returns:
         How many processes were ended.
 
     Raises:
-        ProcessFailed: A process outlives SIGKILL by 10 s (it hangs in the kernel).
+        ProcessFailed: A process outlives SIGKILL by `KILL_TIMEOUT_S` (it hangs in the kernel).
     """
-    seen: set[int] = set()
+    ended: set[int] = set()
     if grace_s > 0:
-        found = marked(stack_id, names)
-        seen |= {process.pid for process in found}
-        for process in found:
-            _signal(process, signal.SIGTERM)
-        _wait_until(lambda: not marked(stack_id, names), grace_s)
-    give_up = time.monotonic() + 10
+        ended |= _signal(marked(stack_id, names), signal.SIGTERM)
+        deadline = time.monotonic() + grace_s
+        while marked(stack_id, names) and time.monotonic() < deadline:
+            _reap()
+            time.sleep(_POLL_S)
+    deadline = time.monotonic() + KILL_TIMEOUT_S
     # Again and again: a raylet forks a worker between the listing and its own end.
     while found := marked(stack_id, names):
-        seen |= {process.pid for process in found}
-        for process in found:
-            _signal(process, signal.SIGKILL)
+        ended |= _signal(found, signal.SIGKILL)
         psutil.wait_procs(found, timeout=1)
-        if time.monotonic() > give_up:
+        if time.monotonic() > deadline:
             pids = ", ".join(str(process.pid) for process in found)
-            raise ProcessFailed(f"processes {pids} are still there 10 s after SIGKILL")
+            raise ProcessFailed(
+                f"processes {pids} are still there {KILL_TIMEOUT_S:g} s after SIGKILL"
+            )
     _reap()
-    return len(seen)
+    return len(ended)
 
 
-def _signal(process: psutil.Process, number: int) -> None:
-    try:
-        process.send_signal(number)
-    except psutil.NoSuchProcess:
-        return  # it has ended by itself: what was wanted
-
-
-def _wait_until(done: Callable[[], bool], within_s: float) -> bool:
-    give_up = time.monotonic() + within_s
-    while not done():
-        if time.monotonic() > give_up:
-            return False
-        _reap()
-        time.sleep(_POLL_S)
-    return True
+def _signal(processes: Collection[psutil.Process], number: int) -> set[int]:
+    """Send a signal to processes, of which some may have ended by themselves; answers all pids."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+    return {process.pid for process in processes}
 
 
 def _reap() -> None:

