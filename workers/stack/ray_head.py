@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -63,7 +64,7 @@ def command(port: int, *, client_port: int, agent_port: int, cpus: int, folder: 
         *("--node-ip-address", HOST, "--port", str(port)),
         *("--ray-client-server-port", str(client_port)),
         *("--dashboard-agent-listen-port", str(agent_port)),
-        *("--include-dashboard", "false", "--include-log-monitor", "false"),
+        *("--include-dashboard", "false", "--include-log-monitor", "false", "--no-monitor"),
         *("--num-cpus", str(cpus), "--num-gpus", "0"),
         *("--object-store-memory", str(OBJECT_STORE_BYTES)),
         *("--temp-dir", str(folder)),
@@ -72,6 +73,11 @@ def command(port: int, *, client_port: int, agent_port: int, cpus: int, folder: 
 
 def is_ready(address: str) -> bool:
     """Whether the cluster's GCS answers."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=1).close()
+    except OSError:
+        return False  # the question below costs a second of a core
     asked = subprocess.run(
         [*_program(), "health-check", "--address", address],
         env={**os.environ, **environment(address)},
