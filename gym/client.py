@@ -110,22 +110,18 @@ class GymClient:
         read_s = request.budget_s + BUDGET_MARGIN_S
         return await self._post(url, name, "prepare", request, PrepareAnswer, read_s)
 
-    async def renew(
-        self, url: str, name: str, request: RenewRequest, *, read_s: float = CALL_S
-    ) -> RenewAnswer:
+    async def renew(self, url: str, name: str, request: RenewRequest) -> RenewAnswer:
         """Extend a server's lease."""
-        return await self._post(url, name, "renew", request, RenewAnswer, read_s)
+        return await self._post(url, name, "renew", request, RenewAnswer)
 
     async def commit(self, url: str, name: str, request: CommitRequest) -> CommitAnswer:
         """Have a server write its part, within `budget_s`."""
         read_s = request.budget_s + BUDGET_MARGIN_S
         return await self._post(url, name, "commit", request, CommitAnswer, read_s)
 
-    async def resume(
-        self, url: str, name: str, request: ResumeRequest, *, read_s: float = CALL_S
-    ) -> ResumeAnswer:
+    async def resume(self, url: str, name: str, request: ResumeRequest) -> ResumeAnswer:
         """Open a server again; also the abort."""
-        return await self._post(url, name, "resume", request, ResumeAnswer, read_s)
+        return await self._post(url, name, "resume", request, ResumeAnswer)
 
     async def restore(self, url: str, name: str, request: RestoreRequest) -> RestoreAnswer:
         """Have a server load its part."""

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tenacity import (
     AsyncRetrying,
@@ -48,7 +49,7 @@ async def retry(
     *,
     on: type[Exception] | tuple[type[Exception], ...],
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    on_retry: Callable[[int, BaseException], None] | None = None,
+    on_retry: Callable[[int, BaseException], None] = lambda tries, error: None,
 ) -> T:
     """Repeat `call` while it raises one of the errors in `on`.
 
@@ -61,46 +62,41 @@ async def retry(
     Raises:
         Exception: Any other error of `call`, at once.
     """
-
-    def before_sleep(state: RetryCallState) -> None:
-        if on_retry is not None:
-            on_retry(state.attempt_number, _error_of(state))
-
-    retrying = AsyncRetrying(
+    return await _repeated(
+        call,
         retry=retry_if_exception_type(on),
         wait=_Backoff(MOST_S),
         stop=stop_never,
         sleep=sleep,
-        before_sleep=before_sleep,
-        reraise=True,
+        before_sleep=lambda state: on_retry(state.attempt_number, _error_of(state)),
     )
-    return await retrying(_coroutine_function(call))
 
 
 async def retry_until(deadline: float, call: Callable[[], Awaitable[T]]) -> T:
     """Repeat `call` while it raises a `TurnpointError` with `retryable`, until the deadline.
 
     Args:
-        deadline: On `time.monotonic()`, which is the event loop's clock. It bounds the waits, not
-            a try that runs.
+        deadline: On `time.monotonic()`. It bounds the waits, not a try that runs.
         call: One try.
 
     Raises:
         TurnpointError: The last one: at once if it is not retryable, else when the next try
             would come after the deadline.
     """
-
-    def comes_too_late(state: RetryCallState) -> bool:
-        return asyncio.get_running_loop().time() + state.upcoming_sleep >= deadline
-
-    retrying = AsyncRetrying(
+    return await _repeated(
+        call,
         retry=retry_if_exception(lambda e: isinstance(e, TurnpointError) and e.retryable),
         wait=_Backoff(MOST_UNTIL_S),
-        stop=comes_too_late,
+        stop=lambda state: time.monotonic() + state.upcoming_sleep >= deadline,
         sleep=asyncio.sleep,
-        reraise=True,
     )
-    return await retrying(_coroutine_function(call))
+
+
+async def _repeated(call: Callable[[], Awaitable[T]], **options: Any) -> T:
+    async def called() -> T:  # tenacity would not await the coroutine of a lambda
+        return await call()
+
+    return await AsyncRetrying(**options, reraise=True)(called)
 
 
 class _Backoff:
@@ -110,22 +106,11 @@ class _Backoff:
         self._longest = wait_exponential(multiplier=FIRST_S, max=most_s)
 
     def __call__(self, state: RetryCallState) -> float:
-        after_s = getattr(_error_of(state), "after_s", None)
-        if after_s is not None:
-            return float(after_s)
-        return self._longest(state) * random.uniform(0.5, 1.0)
+        after_s: float | None = getattr(_error_of(state), "after_s", None)
+        return self._longest(state) * random.uniform(0.5, 1.0) if after_s is None else after_s
 
 
 def _error_of(state: RetryCallState) -> BaseException:
     error = state.outcome.exception() if state.outcome else None
     assert error is not None  # only an error is followed by a wait
     return error
-
-
-def _coroutine_function(call: Callable[[], Awaitable[T]]) -> Callable[[], Awaitable[T]]:
-    """`call` in a form that tenacity awaits; of a lambda it would answer the coroutine."""
-
-    async def called() -> T:
-        return await call()
-
-    return called

@@ -68,7 +68,7 @@ class SingleFlight(Generic[K]):
         body: object,
         work: Callable[[], Awaitable[T]],
         *,
-        record: Callable[[T], bool] | None = None,
+        record: Callable[[T], bool] = lambda _: False,
         during: AbstractContextManager[object] | None = None,
         details: Mapping[str, Any] | None = None,
     ) -> T:
@@ -140,7 +140,7 @@ class SingleFlight(Generic[K]):
         key: K,
         body: object,
         work: Callable[[], Awaitable[T]],
-        record: Callable[[T], bool] | None,
+        record: Callable[[T], bool],
         during: AbstractContextManager[object],
     ) -> _Flight:
         async def called() -> T:
@@ -152,7 +152,7 @@ class SingleFlight(Generic[K]):
                 del self._running[key]
             if task.cancelled() or task.exception() is not None or flight.error is not None:
                 return
-            if record is not None and record(task.result()):
+            if record(task.result()):
                 self.put(key, body, task.result())
 
         # Before the task: a task that is cancelled before its first step runs none of its code.
