@@ -39,7 +39,7 @@ def http_client(
 async def send(
     http: httpx.AsyncClient, method: str, url: str, *, participant: str, **options: Any
 ) -> httpx.Response:
-    """Send one request and answer its response, whatever its status is.
+    """Send one request and answer its response, also one with an error status.
 
     Args:
         http: The client.
@@ -81,7 +81,7 @@ def gateway_error(
 
 
 def json_or_none(answer: httpx.Response) -> Any:
-    """The JSON that an answer holds, or None."""
+    """The JSON in an answer, or None."""
     try:
         return parse_json(answer.content)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The one rule for files that hold a secret: only their owner may read them (mode 0600)."""
+"""Files with a secret: one rule, only their owner may read them (mode 0600)."""
 
 from __future__ import annotations
 

@@ -39,10 +39,10 @@ class Part(Protocol):
     role: Role | None
 
     def counts(self) -> Counts:
-        """What the part holds now; `Save` adds `in_flight`."""
+        """Counts of the part's state now; `Save` adds `in_flight`."""
 
     def blockers(self) -> list[Blocker]:
-        """What keeps the part from being ready, besides calls in flight."""
+        """Reasons why the part is not ready, besides calls in flight."""
 
     def export(self, request: CommitRequest) -> Export:
         """A frozen copy of the state; cheap, as it runs while the rollouts stand still."""

@@ -35,7 +35,7 @@ class PartWriter:
         self._server = server
         self._stop = stop
         self.files: list[WrittenFile] = []
-        """What has been written so far; the answer of `commit`."""
+        """Files written so far; the answer of `commit`."""
 
     def jsonl(self, name: str, records: Iterable[Mapping[str, Any] | Wire]) -> WrittenFile:
         """Write one canonical JSON object a line.

@@ -1,7 +1,7 @@
 """A participant's side of a save: prepare, renew, commit, resume (design sections 4 and 6).
 
-Guarantees: a call has its effect once per id; an ended lease or a resume ends whatever runs under
-the id; opening never waits for the writer, the next `prepare` does. Files are written in a thread.
+Guarantees: a call has its effect once per id; an ended lease or a resume ends all calls of the id;
+opening never waits for the writer, the next `prepare` does. Files are written in a thread.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ class Save:
         self._writing: _Writing | None = None
 
     def counts(self) -> Counts:
-        """What the server holds, by state."""
+        """Counts of the server's state."""
         return self._part.counts().model_copy(update={"in_flight": len(self._phases.calls)})
 
     def blockers(self) -> list[Blocker]:
-        """What keeps the server from being ready, oldest first."""
+        """Reasons why the server is not ready, oldest first."""
         if self._phases.never_closes:
             return []
         found = [*self._part.blockers(), *self._phases.calls.blockers(), *self._writer()]

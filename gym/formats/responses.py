@@ -30,7 +30,7 @@ _SAME_NAME = (
 """Request fields that mean the same on both sides and travel under the same name."""
 
 _RANDOM_CALL_ID = "chatcmpl-tool-"
-"""How vLLM's tool-call ids begin where the model wrote none: the rest is a random number."""
+"""Begin of vLLM's tool-call ids where the model wrote none; a random number follows."""
 _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 

@@ -44,7 +44,7 @@ class Blocker(Wire):
 
 
 class Counts(Wire):
-    """What a server holds, by state."""
+    """Counts of the state in a server."""
 
     running: int = Field(default=0, ge=0)
     """Runs between two boundaries."""
@@ -59,7 +59,7 @@ class Counts(Wire):
 
 
 class Holdings(Wire):
-    """What a server has written or restored: the inventory that RL compares its ledger with."""
+    """Inventory of the state that a server wrote or restored; RL compares its ledger with it."""
 
     counts: Counts = Counts()
     continuations: list[Continuation] = []

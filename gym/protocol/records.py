@@ -17,7 +17,7 @@ from gym.protocol.identity import RolloutId
 
 SCHEMA_VERSION: Final = 1
 INNER_FILES_FOLDER = "gym"
-"""Folder below a checkpoint folder that holds one folder for each server."""
+"""Folder in a checkpoint folder, with one folder for each server."""
 UNCERTAIN_REVISION = -1
 """Revision written for a session in an uncertain state: its rollout starts over."""
 

@@ -17,11 +17,11 @@ from gym.protocol.records import ServerName
 from gym.secret_file import read_secret_file
 
 ENV_PREFIX = "TURNPOINT_SERVER_"
-"""Of a Gym server's variables. A server may add its own below it (`TURNPOINT_SERVER_MY_KEY`)."""
+"""Prefix of a Gym server's variables; a server may add keys (`TURNPOINT_SERVER_MY_KEY`)."""
 
 
 class ServerSettings(BaseSettings):
-    """What every Gym server is told."""
+    """Settings that every Gym server has."""
 
     model_config = SettingsConfigDict(
         env_prefix=ENV_PREFIX,
@@ -42,7 +42,7 @@ class ServerSettings(BaseSettings):
     control_token: SecretStr | None = None
     """Bearer token of the control routes; better given as a file."""
     control_token_file: Path | None = None
-    """File that holds the token; nobody but its owner may read it (mode 0600)."""
+    """File with the token; only its owner may read it (mode 0600)."""
     expect_restore: bool = False
     """Start in phase `awaiting_restore` instead of `closed`."""
     worker_processes: int = Field(default=1, ge=1, le=1)
@@ -69,7 +69,7 @@ def settings_from_command_line(kind: type[S], arguments: Sequence[str] | None = 
 
     Args:
         kind: `ServerSettings` or a subclass with a server's own keys.
-        arguments: Flags, `sys.argv[1:]` by default. Keys may be spelled with `-` or `_`.
+        arguments: Flags, `sys.argv[1:]` by default. A key may have `-` or `_` between its words.
 
     Raises:
         SystemExit: Code 2: a flag or a variable does not fit. It is named on stderr with what is

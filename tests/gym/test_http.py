@@ -9,7 +9,7 @@ from gym.http import gateway_error, http_client, json_or_none, send
 from gym.protocol import ServerUnreachable
 
 
-async def test_an_answer_comes_back_whatever_its_status_is() -> None:
+async def test_an_answer_with_an_error_status_comes_back() -> None:
     async with http_client(httpx.MockTransport(lambda _: httpx.Response(418))) as http:
         answer = await send(http, "POST", "http://server/run", participant="agent", json={})
     assert answer.status_code == 418

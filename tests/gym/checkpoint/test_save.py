@@ -205,7 +205,7 @@ async def test_a_renew_of_another_id_extends_nothing(tmp_path: Path) -> None:
 
 
 async def test_a_commit_extends_no_lease(tmp_path: Path) -> None:
-    """Only a proof that somebody drives does: `prepare` carries one, and `renew`."""
+    """Only a proof that RL still drives the save does: `prepare` and `renew` carry one."""
     participant, _, caller = await participant_in(Phase.OPEN, tmp_path)
     clock = clocked(participant)
     await participant.save.prepare(caller.prepare(lease_s=30))
@@ -347,7 +347,7 @@ async def test_a_folder_renamed_to_trash_while_writing_is_not_made_anew(tmp_path
 
 
 async def test_a_resume_that_meets_a_reset_opens_nothing(tmp_path: Path) -> None:
-    """Break: gym/checkpoint/save.py: let `resume` open whatever its id holds, ended or not."""
+    """Break: gym/checkpoint/save.py: let `resume` open under an operation that has ended."""
     participant, _, caller = await participant_in(Phase.RESTORED, tmp_path)
 
     async def resume() -> None:
