@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rl.snapshots import incarnations
-from tests.workers.conftest import Began
+from tests.workers.cli.conftest import Began
 from tests.workers.observations import observation, sighting, status
 from workers.cli import app as cli
 from workers.cli import run as cli_run
