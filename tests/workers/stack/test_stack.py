@@ -6,8 +6,6 @@ import socket
 import sqlite3
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,8 +13,7 @@ import psutil
 import pytest
 
 from workers.config.settings import Settings, load_settings
-from workers.errors import PortInUse, ProcessFailed, Refused, StackBusy, Stopped
-from workers.stack import process_specs as stack_parts
+from workers.errors import PortInUse, Refused, StackBusy, Stopped
 from workers.stack.ports import HOST
 from workers.stack.processes import marked, names_left
 from workers.stack.stack import Stack
@@ -55,41 +52,6 @@ def test_two_commands_on_one_stack_are_kept_apart(stack: Stack, tmp_path: Path) 
             with pytest.raises(StackBusy, match=f"{tmp_path / 'state'}; wait for it"):
                 command()
     assert stack.down() == 0
-
-
-def test_failed_up_names_process_and_log_and_leaves_nothing(
-    stack: Stack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = [sys.executable, "-c", "import sys; sys.exit('no room on this machine')"]
-    monkeypatch.setattr(stack_parts.temporal_server, "command", lambda *_: words)
-    with pytest.raises(ProcessFailed, match=r"(?s)temporal has ended.*no room on.*logs temporal"):
-        stack.up(only=PART)
-    record = stack.record()
-    assert record is not None
-    assert marked(record.stack_id) == []
-    assert not record.ray_folder.exists()
-
-
-def test_who_waits_for_a_process_can_let_go_of_the_stack(
-    stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`turnpoint run` ends within its grace period, and a `down` gets the stack.
-
-    Break: workers/stack/stack.py: wait until all is ready, up to `ready_timeout_s`.
-    """
-    words = [sys.executable, "-c", "import time; time.sleep(100)"]
-    monkeypatch.setattr(stack_parts.temporal_server, "command", lambda *_: words)
-    monkeypatch.setattr(stack_parts.temporal_server, "is_ready", lambda _: False)
-    starting = threading.Thread(target=stack.up, kwargs={"only": {"temporal"}}, daemon=True)
-    starting.start()
-    while (record := stack.record()) is None or not record.processes:
-        assert starting.is_alive()
-        time.sleep(0.05)
-    stack.let_go()
-    starting.join(10)
-    assert not starting.is_alive()
-    assert names_left(record.stack_id) == {"temporal"}, "it goes on getting ready"
-    assert Stack(_settings(tmp_path)).down(kill=True) == 1
 
 
 @pytest.mark.real

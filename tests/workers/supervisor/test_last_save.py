@@ -5,30 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from activities.contract import PhaseReport, Progress, SaveOutcome, SaveResult
 from rl.snapshots.folder import SnapshotFolder
-from workers.config.settings import Settings, load_settings
+from workers.config.settings import Settings
 from workers.job import commands as job_runs
 from workers.job.commands import NotNow
 from workers.job.workflows import OnProgress, WorkflowFailed
 from workers.supervisor.last_save import last_save
 
 PUBLISHED = SaveResult(outcome=SaveOutcome.PUBLISHED, checkpoint_id="c", snapshot="snapshot_000004")
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return load_settings(
-        state_dir=tmp_path,
-        servers=[{"name": "counter", "kind": "resource", "url": "http://127.0.0.1:1"}],
-        policy_url="http://127.0.0.1:1/v1",
-        generation_port=1,
-    )
 
 
 def saves(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,16 +18,6 @@ from workers.job.restarts import Restarter
 from workers.supervisor import observe
 from workers.supervisor.decide import Adopt, Observation, Wait, decide
 from workers.supervisor.observe import Observer
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return load_settings(
-        state_dir=tmp_path,
-        servers=[{"name": "counter", "kind": "resource", "url": "http://127.0.0.1:1"}],
-        policy_url="http://127.0.0.1:1/v1",
-        generation_port=1,
-    )
 
 
 class Look:
