@@ -93,8 +93,8 @@ def choose(
     return chosen
 
 
-class _Note(BaseModel):
-    """One stack's ports."""
+class Note(BaseModel):
+    """The ports of one stack, and pid and create time of the command that starts it."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -102,7 +102,6 @@ class _Note(BaseModel):
     ports: list[int]
     starter: int
     starter_since: float
-    """Pid and create time of the command that starts the stack."""
 
     @property
     def is_starting(self) -> bool:
@@ -113,54 +112,42 @@ class _Note(BaseModel):
             return False
 
 
-_NOTES = TypeAdapter(list[_Note])
+_NOTES = TypeAdapter(list[Note])
 
 
-class PortRegistry:
-    """The notes of this user's stacks, while their file is locked."""
-
-    def __init__(self, notes: list[_Note]) -> None:
-        live = live_stacks()
-        self._notes = [note for note in notes if note.stack_id in live or note.is_starting]
+class Registry(dict[str, Note]):
+    """The notes of the stacks that live or are being started, by stack id."""
 
     @property
     def taken(self) -> set[int]:
         """All ports that are noted."""
-        return {port for note in self._notes for port in note.ports}
+        return {port for note in self.values() for port in note.ports}
 
-    def take(self, stack_id: str, ports: list[int]) -> None:
-        """Note the ports of a stack that this process starts."""
-        me = psutil.Process()
-        note = _Note(stack_id=stack_id, ports=ports, starter=me.pid, starter_since=me.create_time())
-        self._notes.append(note)
-
-    def release(self, stack_id: str) -> None:
-        """Drop the note of a stack that has ended."""
-        self._notes = [note for note in self._notes if note.stack_id != stack_id]
-
-    def encoded(self) -> bytes:
-        """The notes as the file has them."""
-        return _NOTES.dump_json(self._notes)
+    def take(self, stack_id: str, ports: Mapping[str, int]) -> None:
+        """Note the ports of a stack that this process starts, instead of those it had."""
+        me, numbers = psutil.Process(), list(ports.values())
+        self[stack_id] = Note(
+            stack_id=stack_id, ports=numbers, starter=me.pid, starter_since=me.create_time()
+        )
 
 
 @contextmanager
-def port_registry(path: Path | None = None) -> Iterator[PortRegistry]:
+def port_registry(path: Path | None = None) -> Iterator[Registry]:
     """The registry of this user's stacks, locked; written back if the block raises nothing.
 
-    Other users may write into the temporary folder: neither the lock file nor the registry is
-    ever written through a link that another user has put there.
-
-    Args:
-        path: Its file; by default one in the temporary folder.
+    Other users may write into the temporary folder, where it lies by default: neither it nor its
+    lock file is ever written through a link that another user has put there.
     """
     path = path or Path(tempfile.gettempdir()) / f"turnpoint-ports-{os.getuid()}.json"
     with FileLock(f"{path}.lock", mode=0o600):  # opened with O_NOFOLLOW
-        registry = PortRegistry(_read(path))
+        live = live_stacks()
+        notes = [note for note in _read(path) if note.stack_id in live or note.is_starting]
+        registry = Registry({note.stack_id: note for note in notes})
         yield registry
-        write_durably(path, registry.encoded())
+        write_durably(path, _NOTES.dump_json(list(registry.values())))
 
 
-def _read(path: Path) -> list[_Note]:
+def _read(path: Path) -> list[Note]:
     """The notes; none if the file is damaged: a bind still finds most ports in use."""
     try:
         return _NOTES.validate_json(path.read_bytes())

@@ -13,7 +13,7 @@ from workers.config.origins import nearest
 from workers.config.settings import Settings
 from workers.errors import SettingsError
 from workers.stack.policy import base_url, flags_of
-from workers.stack.ports import HOST, PortRegistry, choose
+from workers.stack.ports import HOST, Registry, choose
 from workers.stack.process_specs import MODEL_FOLDER
 
 
@@ -36,9 +36,7 @@ def require_known_names(settings: Settings) -> None:
             )
 
 
-def choose_ports(
-    settings: Settings, kept: Mapping[str, int], registry: PortRegistry
-) -> dict[str, int]:
+def choose_ports(settings: Settings, kept: Mapping[str, int], registry: Registry) -> dict[str, int]:
     """The ports of a stack by name: those that the settings demand, else kept or free ones.
 
     Args:

@@ -121,7 +121,7 @@ class Stack:
         stack_id = uuid.uuid4().hex
         with port_registry() as registry:
             ports = choose_ports(given, last.ports if last else {}, registry)
-            registry.take(stack_id, list(ports.values()))
+            registry.take(stack_id, ports)
         settings = resolve(given, ports)
         return StackRecord(
             stack_id=stack_id,
@@ -228,8 +228,7 @@ class Stack:
             if expect_restore is not None:
                 record = record.model_copy(update={"expect_restore": expect_restore})
             with port_registry() as registry:  # a crash of everything has released them
-                registry.release(record.stack_id)
-                registry.take(record.stack_id, list(record.ports.values()))
+                registry.take(record.stack_id, record.ports)
             return self._start(record, [part for part in _parts(record) if part.name in chosen])
 
     def gone(self) -> set[str]:
@@ -273,4 +272,4 @@ def _clean_up(record: StackRecord) -> None:
     """Remove what a stack that has ended keeps outside its state folder."""
     ray_head.remove_temp_dir(record.ray_folder)
     with port_registry() as registry:
-        registry.release(record.stack_id)
+        registry.pop(record.stack_id, None)

@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event
 
-import psutil
-
 from workers.errors import ProcessFailed
 from workers.stack.process_specs import Part
 from workers.stack.processes import alive, log_tail, spawn
@@ -64,29 +62,17 @@ class _Started:
     """A process between its start and its being ready."""
 
     def __init__(self, part: Part, stack_id: str, log: Path) -> None:
-        """Start the process; `ProcessFailed` if it cannot be started."""
         self._part, self._log = part, log
         self._logged_before = log.stat().st_size if log.exists() else 0
         self._since = time.monotonic()
-        self._process = self._spawn(stack_id)
-        self.running = RunningProcess(
-            name=part.name,
-            pid=self._process.pid,
-            create_time=self._process.create_time(),
-            log=log,
-            url=part.url,
-        )
-
-    def _spawn(self, stack_id: str) -> psutil.Process:
-        part = self._part
         try:
-            return spawn(
+            self._process = spawn(
                 part.name,
                 part.command,
                 stack_id=stack_id,
                 env=part.env,
                 folder=part.folder,
-                log=self._log,
+                log=log,
             )
         except OSError as error:
             raise ProcessFailed(
@@ -94,6 +80,13 @@ class _Started:
                 "the server's `command` or `folder` in turnpoint.toml, then `turnpoint down` and "
                 "`turnpoint up`"
             ) from None
+        self.running = RunningProcess(
+            name=part.name,
+            pid=self._process.pid,
+            create_time=self._process.create_time(),
+            log=log,
+            url=part.url,
+        )
 
     @property
     def age_s(self) -> float:

@@ -49,7 +49,7 @@ def test_ports_of_other_stacks_are_left_alone_before_they_are_bound(tmp_path: Pa
     path = tmp_path / "registry.json"
     with port_registry(path) as registry:
         assert registry.taken == set()
-        registry.take("first", [BASE, BASE + 1])  # this process starts it, and lives
+        registry.take("first", {"a": BASE, "b": BASE + 1})  # this process starts it, and lives
     with port_registry(path) as registry:
         chosen = choose(["a"], fixed={}, kept={"a": BASE}, base=BASE, others=registry.taken)
         assert chosen["a"] > BASE + 1
@@ -74,6 +74,6 @@ def test_half_a_registry_keeps_no_stack_from_starting_or_ending(
     path = tmp_path / "registry.json"
     path.write_bytes(content.encode(errors="surrogateescape"))
     with port_registry(path) as registry:
-        registry.take("first", [BASE])
+        registry.take("first", {"a": BASE})
     with port_registry(path) as registry:
         assert registry.taken == {BASE}
