@@ -32,7 +32,7 @@ HOST = "127.0.0.1"
 
 
 def is_free(port: int) -> bool:
-    """Whether a listener can be bound to a loopback port now."""
+    """True if a listener can be bound to a loopback port now."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -105,7 +105,7 @@ class Note(BaseModel):
 
     @property
     def is_starting(self) -> bool:
-        """Whether the command that starts the stack is alive."""
+        """True while the command that starts the stack is alive."""
         try:
             return psutil.Process(self.starter).create_time() == self.starter_since
         except psutil.NoSuchProcess:

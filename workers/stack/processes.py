@@ -114,7 +114,7 @@ def _marked_processes() -> Iterator[tuple[psutil.Process, dict[str, str]]]:
 
 
 def alive(process: psutil.Process) -> bool:
-    """Whether a process runs: exists, is the same one, and is not a zombie."""
+    """True if a process runs: it exists, is the same one, and is not a zombie."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -72,7 +72,7 @@ def command(port: int, *, client_port: int, agent_port: int, cpus: int, folder: 
 
 
 def is_ready(address: str) -> bool:
-    """Whether the cluster's GCS answers."""
+    """True if the cluster's GCS answers."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=1).close()

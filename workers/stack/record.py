@@ -1,4 +1,4 @@
-"""`stack.json`: what `up` has started, for every other command.
+"""`stack.json`: the record of the started stack, for every other command.
 
 It is replaced as a whole by one rename: a reader sees one state or the next.
 """
@@ -29,7 +29,7 @@ class RunningProcess(BaseModel):
 
     @property
     def lives(self) -> bool:
-        """Whether this very process runs; what it has started may outlive it."""
+        """True if this very process runs; processes that it has started may outlive it."""
         try:
             process = psutil.Process(self.pid)
             # Create times hang on the boot time, which moves a little with the clock; a pid
@@ -41,7 +41,7 @@ class RunningProcess(BaseModel):
 
 
 class StackRecord(BaseModel):
-    """What was started, where, and with which settings."""
+    """The stack of a state folder: its processes, addresses and settings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

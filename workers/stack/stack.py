@@ -55,7 +55,7 @@ class Stack:
     # --- the record ---------------------------------------------------------------------------
 
     def record(self) -> StackRecord | None:
-        """What the last `up` wrote; None if there was none."""
+        """The record that the last `up` wrote; None if there was none."""
         return read_record(self._folder)
 
     def _require_record(self) -> StackRecord:
@@ -238,7 +238,7 @@ class Stack:
         return {part.name for part in _parts(record)} - lives
 
     def status(self) -> dict[str, bool]:
-        """Whether each process of the record runs, by name."""
+        """True or False for each process of the record, by name: it runs, or not."""
         record = self._require_record()
         left = names_left(record.stack_id)
         return {process.name: process.name in left for process in record.processes}
@@ -255,7 +255,7 @@ def settings_of(record: StackRecord) -> Settings:
 
 
 def has_snapshots(settings: Settings) -> bool:
-    """Whether the job has a published snapshot."""
+    """True if the job has a published snapshot."""
     return any((settings.snapshots / settings.job_id).glob("snapshot_*"))
 
 

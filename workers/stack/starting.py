@@ -94,7 +94,7 @@ class _Started:
         return time.monotonic() - self._since
 
     def is_ready(self, timeout_s: float) -> bool:
-        """Whether it is ready; `ProcessFailed` if it has ended, or is not ready in `timeout_s`."""
+        """True once it is ready; `ProcessFailed` if it has ended, or after `timeout_s`."""
         with self._log.open("rb") as file:
             file.seek(self._logged_before)
             output = file.read()

@@ -61,7 +61,7 @@ def command(port: int, ui_port: int, state_dir: Path) -> list[str]:
 
 
 def is_ready(address: str) -> bool:
-    """Whether the server answers about the namespace that the job uses."""
+    """True if the server answers about the namespace that the job uses."""
     asked = subprocess.run(
         [
             *(binary(), "operator", "namespace", "describe", "default"),

@@ -73,7 +73,7 @@ class Observation:
 
     @property
     def ray_is_lost(self) -> bool:
-        """Whether the stack's own Ray is gone, or has not answered for too long."""
+        """True if the stack's own Ray is gone, or has not answered for too long."""
         if RAY in self.gone:
             return True
         silent = RAY in self.owned and self.unreachable_s > UNREACHABLE_S
@@ -191,7 +191,7 @@ def _ray_losses(seen: Observation) -> Iterator[str]:
 
 
 def _may_live(seen: Observation) -> bool:
-    """Whether the newest incarnation may be alive, as far as the observation shows."""
+    """True if the newest incarnation may be alive, as far as the observation shows."""
     if seen.job is None or not seen.job.reachable:
         return True
     return seen.job.silent and seen.silent_s <= SILENT_S

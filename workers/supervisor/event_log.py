@@ -40,7 +40,7 @@ class Event(BaseModel):
 
 
 class LastSave(BaseModel):
-    """What came of the save that a SIGTERM asked for."""
+    """The outcome of the save that a SIGTERM asked for."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -51,7 +51,7 @@ class LastSave(BaseModel):
 
 
 class Summary(BaseModel):
-    """How `turnpoint run` ended, for scripts."""
+    """The end of `turnpoint run`, for scripts."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -68,7 +68,7 @@ class Summary(BaseModel):
     failures: dict[str, int] = {}
     """Failed rollouts by the code of the error that ended their last run."""
     next: str | None = None
-    """Where the failures are told in full."""
+    """The command that shows the failures in full."""
     restores: int = 0
     """Times that the job was brought back, from a snapshot or from its start."""
     restarts: int = 0
@@ -121,6 +121,6 @@ class EventLog:
 
     @property
     def reasons(self) -> list[str]:
-        """What was lost, in order."""
+        """Sentences about what was lost, in order."""
         lost = [e for e in self.events if e.what not in ("failed_try", "unanswered")]
         return [reason for event in lost for reason in event.reasons]

@@ -155,7 +155,7 @@ class Observer:
         return incarnations.newest(self.settings.job_config().job_folder)
 
     async def _is_driven(self, newest: int, look: ClusterView | None) -> bool:
-        """Whether the claimant of the newest incarnation still works on it.
+        """True while the claimant of the newest incarnation still works on it.
 
         A claimant that has just ended may have brought the job to life after the newest look
         into Ray began: the next look tells.

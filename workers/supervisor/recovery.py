@@ -73,14 +73,14 @@ class Recovery:
         self.to_start: frozenset[str] = frozenset()
         """Processes that were found gone and are not started yet."""
         self._reasons: dict[str, None] = {}
-        """Why the job is being brought back, in order; more may be lost meanwhile."""
+        """Reasons for the recovery, in order; more may be lost meanwhile."""
         self._in_a_row = 0
         self._alive_since = time.monotonic()
         self._finished = -1
 
     @property
     def is_under_way(self) -> bool:
-        """Whether the job is being brought back now."""
+        """True while the job is being brought back now."""
         return self._task is not None and not self._task.done()
 
     def begin(self, action: Recover, gone: frozenset[str]) -> None:

@@ -93,7 +93,7 @@ class Supervisor:
 
     @property
     def is_recovering(self) -> bool:
-        """Whether the job is being brought back now."""
+        """True while the job is being brought back now."""
         return self._recovery.is_under_way
 
     def let_go(self) -> None:
@@ -191,5 +191,5 @@ class Supervisor:
 
 
 def _is_well(seen: Observation) -> bool:
-    """Whether the supervised incarnation answers, if nothing of it is lost."""
+    """True if the supervised incarnation answers, provided nothing of it is lost."""
     return not seen.recovering and seen.status is not None and seen.newest == seen.incarnation
