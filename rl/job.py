@@ -17,12 +17,15 @@ import ray
 
 from gym.client import GymClient
 from gym.protocol import DeadlineExceeded, StaleIncarnation
-from rl.actors import attached, call
+from rl.actors import attached
 from rl.controller.actor import single_controller
+from rl.controller.client import SingleControllerClient
+from rl.data_plane.client import DataPlaneHostClient
 from rl.data_plane.host import data_plane_host
 from rl.data_plane.names import CONTROLLER_NAMESPACE, STORAGE_ACTOR
 from rl.errors import ActorLost, JobAlive
 from rl.generation.actor import generation_actor
+from rl.generation.client import GenerationServerClient
 from rl.messages import (
     DATA_PLANE_HOST,
     GENERATION,
@@ -36,6 +39,7 @@ from rl.messages import (
     Workload,
 )
 from rl.nemo_gym.actor import nemo_gym
+from rl.nemo_gym.client import NemoGymClient
 from rl.nemo_gym.joining import discover_and_join
 from rl.records.loader import Loader
 from rl.snapshots import incarnations
@@ -67,10 +71,9 @@ async def alive(config: JobConfig, limit_s: float = _STATUS_LIMIT_S) -> Controll
         DeadlineExceeded: A controller is there and does not answer: who replaces it kills it.
     """
     try:
-        status: ControllerStatus = await call(SINGLE_CONTROLLER, "status", limit_s=limit_s)
+        return await SingleControllerClient.status(timeout_s=limit_s)
     except ActorLost:
         return None
-    return status
 
 
 async def alive_here(config: JobConfig) -> ControllerStatus | None:
@@ -95,8 +98,7 @@ async def data_plane_job() -> str | None:
     """
     # One that does not answer, or is just dying, says nothing: the controller is asked next.
     with contextlib.suppress(ActorLost, DeadlineExceeded):
-        found: str = await call(DATA_PLANE_HOST, "job_id", limit_s=_WHOSE_LIMIT_S)
-        return found
+        return await DataPlaneHostClient.job_id(timeout_s=_WHOSE_LIMIT_S)
     return None
 
 
@@ -148,9 +150,9 @@ async def _start_data_plane(
     await _ensure(GENERATION, lambda: generation_actor(config, incarnation))
     await _ensure(NEMO_GYM, lambda: nemo_gym(config, incarnation, servers))
     await asyncio.gather(
-        call(DATA_PLANE_HOST, "ping", incarnation, limit_s=_START_LIMIT_S),
-        call(GENERATION, "ready", incarnation, limit_s=_START_LIMIT_S),
-        call(NEMO_GYM, "status", incarnation, limit_s=_START_LIMIT_S),
+        DataPlaneHostClient(incarnation).ping(timeout_s=_START_LIMIT_S),
+        GenerationServerClient(incarnation).ready(timeout_s=_START_LIMIT_S),
+        NemoGymClient(incarnation).status(timeout_s=_START_LIMIT_S),
     )
 
 
@@ -164,12 +166,12 @@ async def start_stateless(config: JobConfig, incarnation: int) -> None:
         StaleIncarnation: The controller is of another incarnation.
         DeadlineExceeded: An actor was not ready in time.
     """
-    await call(SINGLE_CONTROLLER, "servers", incarnation, limit_s=_STATUS_LIMIT_S)
+    await SingleControllerClient(incarnation).servers(timeout_s=_STATUS_LIMIT_S)
     await _ensure(GENERATION, lambda: generation_actor(config, incarnation))
     await _ensure(NEMO_GYM, lambda: nemo_gym(config, incarnation, None))
     await asyncio.gather(
-        call(GENERATION, "ready", incarnation, limit_s=_START_LIMIT_S),
-        call(NEMO_GYM, "status", incarnation, limit_s=_START_LIMIT_S),
+        GenerationServerClient(incarnation).ready(timeout_s=_START_LIMIT_S),
+        NemoGymClient(incarnation).status(timeout_s=_START_LIMIT_S),
     )
 
 
@@ -197,7 +199,7 @@ async def _start_single_controller(
     config: JobConfig, incarnation: int, servers: list[JoinedServer]
 ) -> None:
     await _ensure(SINGLE_CONTROLLER, lambda: single_controller(config, incarnation, servers))
-    await call(SINGLE_CONTROLLER, "servers", incarnation, limit_s=_START_LIMIT_S)
+    await SingleControllerClient(incarnation).servers(timeout_s=_START_LIMIT_S)
 
 
 @dataclass(frozen=True)
@@ -322,9 +324,9 @@ async def start_fresh(
         start_data_plane(config, incarnation, servers),
         start_single_controller(config, incarnation, servers),
     )
-    await call(SINGLE_CONTROLLER, "start_fresh", incarnation, workload)
+    await SingleControllerClient(incarnation).start_fresh(workload)
     await asyncio.to_thread(incarnations.record_origin, folder, incarnation, None)
-    await call(SINGLE_CONTROLLER, "start_pumps", incarnation)
+    await SingleControllerClient(incarnation).start_pumps()
     return incarnation
 
 

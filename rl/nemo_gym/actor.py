@@ -22,11 +22,10 @@ from gym.client import GymClient
 from gym.logs import configure_logging
 from gym.protocol import DeadlineExceeded, SecretFileRefused, StaleIncarnation, Status, WrittenFile
 from gym.secret_file import read_secret_file
-from rl.actors import call
+from rl.controller.client import SingleControllerClient
 from rl.errors import ActorLost, ControllerLost, ServerUnfit
 from rl.messages import (
     NEMO_GYM,
-    SINGLE_CONTROLLER,
     CommitAnswers,
     Inventory,
     JobConfig,
@@ -202,9 +201,8 @@ class NemoGym:
         if self._servers is not None and not self._came_back:
             return self._servers
         try:
-            found: list[JoinedServer] = await call(
-                SINGLE_CONTROLLER, "servers", self._incarnation, limit_s=_CONTROLLER_S
-            )
+            controller = SingleControllerClient(self._incarnation)
+            return await controller.servers(timeout_s=_CONTROLLER_S)
         except (ActorLost, DeadlineExceeded) as silent:
             # Before the controller starts, a restore has handed the same list to this actor: it
             # never changes within an incarnation.
@@ -213,7 +211,6 @@ class NemoGym:
             if isinstance(silent, DeadlineExceeded):  # no run has failed: it is sent again
                 raise ActorLost("the controller is busy", participant=NEMO_GYM) from None
             raise ControllerLost("nobody knows which servers have joined") from None
-        return found
 
 
 def nemo_gym(config: JobConfig, incarnation: int, servers: list[JoinedServer] | None) -> Any:
