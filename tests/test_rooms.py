@@ -74,7 +74,7 @@ def modules_after(*names: str) -> set[str]:
         (["workflows"], HEAVY - {"temporalio"} | {"workers"}),
         (["rl.messages"], HEAVY | (ROOMS - {"gym", "rl"})),
         (["rl"], {"temporalio", "activities", "workflows", "workers"}),
-        (["rl.job"], {"torch", "transfer_queue"}),
+        # Each process of a stack and most commands import these: torch would cost them seconds.
         (["workers.worker", "workers.job.ray_child"], {"torch", "transfer_queue"}),
         (["workers.cli.app"], {"torch", "transfer_queue", "ray"}),
         (["activities"], {"workflows", "workers"}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,32 +59,47 @@ def begun(name: str, options: dict[str, Any], seed: int) -> Episode:
     return episode
 
 
-def elsewhere(saved: list[tuple[bytes, int]]) -> list[Any]:
-    """The next steps of saved episodes, played by another process, and what it saves then."""
-    probe = (
-        "import json, sys\n"
-        "from tests.gym.test_gymnasium_state import PLAYABLE, played\n"
-        "from gym.environments.gymnasium_episode import export_episode, import_episode\n"
-        "for line in sys.stdin:\n"
-        "    data, first = json.loads(line)\n"
-        "    episode = import_episode(data.encode(), PLAYABLE)\n"
-        "    steps = played(episode, first, 14)\n"
-        "    print(json.dumps([steps, export_episode(episode).decode()]))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", probe],
-        input="".join(json.dumps([data.decode(), first]) + "\n" for data, first in saved),
-        capture_output=True,
+PLAYER = """
+import json, sys
+from {test} import PLAYABLE, STEPS, played
+from gym.environments.gymnasium_episode import export_episode, import_episode
+for line in sys.stdin:
+    answers = []
+    for data, first in json.loads(line):
+        episode = import_episode(data.encode(), PLAYABLE)
+        steps = played(episode, first, STEPS)
+        answers.append([steps, export_episode(episode).decode()])
+    print(json.dumps(answers), flush=True)
+"""
+
+PlayElsewhere = Callable[[list[tuple[bytes, int]]], list[Any]]
+
+
+@pytest.fixture(scope="module")
+def play_elsewhere() -> Iterator[PlayElsewhere]:
+    """Have another process play the next steps of saved episodes and save them again."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", PLAYER.format(test=__name__)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
-        timeout=60,
-        check=True,
     )
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    assert process.stdin is not None and process.stdout is not None
+    with process:
+
+        def play(saved: list[tuple[bytes, int]]) -> list[Any]:
+            episodes = [[data.decode(), first] for data, first in saved]
+            print(json.dumps(episodes), file=process.stdin, flush=True)
+            found: list[Any] = json.loads(process.stdout.readline())
+            return found
+
+        yield play
+        process.stdin.close()
 
 
 @pytest.mark.parametrize(("name", "options"), CASES, ids=str)
 def test_another_process_goes_on_as_if_nothing_had_happened(
-    name: str, options: dict[str, Any]
+    name: str, options: dict[str, Any], play_elsewhere: PlayElsewhere
 ) -> None:
     """Operation for operation, random draws included.
 
@@ -97,7 +113,7 @@ def test_another_process_goes_on_as_if_nothing_had_happened(
             saved.append((export_episode(episode), k))
             steps = played(episode, k, STEPS)
             expected.append([steps, export_episode(episode).decode()])
-    assert json.loads(json.dumps(expected)) == elsewhere(saved)
+    assert json.loads(json.dumps(expected)) == play_elsewhere(saved)
 
 
 def way_to_passenger(environment: Any) -> list[int]:
