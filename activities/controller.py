@@ -11,13 +11,13 @@ import asyncio
 from temporalio import activity
 from temporalio.client import Client
 
-from activities.contract import (
+from activities.contract.save import (
     BeginRequest,
     BeginResult,
-    CloseAdmissionRequest,
+    CheckpointRequest,
     CloseAdmissionResult,
-    CutRequest,
     CutResult,
+    FolderRequest,
 )
 from activities.driving import driving
 from activities.leases import renewal
@@ -90,7 +90,7 @@ class ControllerActivities:
         )
 
     @activity.defn
-    async def close_admission(self, request: CloseAdmissionRequest) -> CloseAdmissionResult:
+    async def close_admission(self, request: CheckpointRequest) -> CloseAdmissionResult:
         """Step 1: no new rollout is sent, and every result owed is acknowledged."""
         async with driving(
             self._client, request.deadline, lease_s=request.lease_s, renew=renewal(request)
@@ -105,7 +105,7 @@ class ControllerActivities:
             return CloseAdmissionResult(acknowledged=acknowledged, ms=budget.elapsed_ms())
 
     @activity.defn
-    async def cut_rl_state(self, request: CutRequest) -> CutResult:
+    async def cut_rl_state(self, request: FolderRequest) -> CutResult:
         """Step 3: RL's own files under the data-plane barrier, and everybody confirmed held."""
         async with driving(
             self._client, request.deadline, lease_s=request.lease_s, renew=renewal(request)

@@ -13,16 +13,9 @@ from datetime import UTC, datetime
 from temporalio import activity
 from temporalio.client import Client
 
-from activities.contract import (
-    AskDiskRequest,
-    PruneInput,
-    PruneResult,
-    PublishRequest,
-    PublishResult,
-    SelectRequest,
-    SelectResult,
-    UnpublishResult,
-)
+from activities.contract import PruneInput, PruneResult
+from activities.contract.restore import SelectRequest, SelectResult
+from activities.contract.save import CheckpointKey, PublishRequest, PublishResult, UnpublishResult
 from activities.controller import check_job
 from activities.driving import driving
 from activities.leases import renewal
@@ -86,7 +79,7 @@ class FolderActivities:
             )
 
     @activity.defn
-    async def unpublish_snapshot(self, request: AskDiskRequest) -> UnpublishResult:
+    async def unpublish_snapshot(self, request: CheckpointKey) -> UnpublishResult:
         """Compensation: rename the folder away; if the publish had won, say so."""
         check_job(self._config, request.job_id)
         async with driving(self._client, None):

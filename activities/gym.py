@@ -12,19 +12,20 @@ import time
 from temporalio import activity
 from temporalio.client import Client
 
-from activities.contract import (
-    CommitCheckpointRequest,
-    CommitCheckpointResult,
-    DiscoverRequest,
+from activities.contract.restore import (
     DiscoverResult,
-    PrepareCheckpointRequest,
-    PrepareCheckpointResult,
     RestoreCheckpointRequest,
-    RestoreCheckpointResult,
+    RestoreStep,
+    ResumeRestoredRequest,
+    ServersResult,
+)
+from activities.contract.save import (
+    CheckpointRequest,
+    CommitCheckpointResult,
+    FolderRequest,
+    PrepareCheckpointResult,
     ResumeCheckpointRequest,
     ResumeCheckpointResult,
-    ResumeRestoredRequest,
-    ResumeRestoredResult,
 )
 from activities.controller import check_job
 from activities.driving import driving
@@ -61,9 +62,7 @@ class GymActivities:
         self._gym = gym
 
     @activity.defn
-    async def prepare_checkpoint(
-        self, request: PrepareCheckpointRequest
-    ) -> PrepareCheckpointResult:
+    async def prepare_checkpoint(self, request: CheckpointRequest) -> PrepareCheckpointResult:
         """Step 1: every rollout stands at a turn boundary, 0 calls in flight.
 
         Raises:
@@ -90,7 +89,7 @@ class GymActivities:
             )
 
     @activity.defn
-    async def commit_checkpoint(self, request: CommitCheckpointRequest) -> CommitCheckpointResult:
+    async def commit_checkpoint(self, request: FolderRequest) -> CommitCheckpointResult:
         """Step 2: each server's part is on disk, with its digests."""
         async with driving(
             self._client, request.deadline, lease_s=request.lease_s, renew=renewal(request)
@@ -174,7 +173,7 @@ class GymActivities:
             return reports, None
 
     @activity.defn
-    async def discover_capabilities(self, request: DiscoverRequest) -> DiscoverResult:
+    async def discover_capabilities(self, request: RestoreStep) -> DiscoverResult:
         """Restore, step 1: every server is there, of the right kind, and has joined.
 
         Raises:
@@ -194,9 +193,7 @@ class GymActivities:
         return DiscoverResult(servers=servers, ms=(time.monotonic() - started) * 1000)
 
     @activity.defn
-    async def restore_checkpoint(
-        self, request: RestoreCheckpointRequest
-    ) -> RestoreCheckpointResult:
+    async def restore_checkpoint(self, request: RestoreCheckpointRequest) -> ServersResult:
         """Restore, step 1: model, agents, resources have loaded their parts and stay closed."""
         async with driving(self._client, None) as budget:
             servers = await call(
@@ -208,10 +205,10 @@ class GymActivities:
                 str(self._config.job_folder / request.snapshot),
                 _gym_files(request.files),
             )
-            return RestoreCheckpointResult(servers=servers, ms=budget.elapsed_ms())
+            return ServersResult(servers=servers, ms=budget.elapsed_ms())
 
     @activity.defn
-    async def resume_restored(self, request: ResumeRestoredRequest) -> ResumeRestoredResult:
+    async def resume_restored(self, request: ResumeRestoredRequest) -> ServersResult:
         """Restore, step 2: resources, model, agents open.
 
         The origin of the incarnation is on disk before the first resume is sent.
@@ -221,7 +218,7 @@ class GymActivities:
             servers = await call(
                 NEMO_GYM, "resume_restored", request.incarnation, request.restore_id
             )
-            return ResumeRestoredResult(servers=servers, ms=budget.elapsed_ms())
+            return ServersResult(servers=servers, ms=budget.elapsed_ms())
 
 
 def _gym_files(files: list[WrittenFile]) -> list[WrittenFile]:

@@ -14,18 +14,16 @@ from temporalio.client import Client
 from temporalio.common import SearchAttributeKey
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.contract import (
-    JOB_ATTRIBUTE,
-    WORKFLOW_TYPES,
+from activities.contract import JOB_ATTRIBUTE, WORKFLOW_TYPES
+from activities.contract.restore import (
     ClaimRequest,
     ClaimResult,
-    DiscardContinuationsRequest,
     DiscardContinuationsResult,
     DropRestoredRequest,
-    DropRestoredResult,
-    LoadDataPlaneRequest,
     LoadDataPlaneResult,
-    StartControllerRequest,
+    LoadRequest,
+    RestoreStep,
+    ServersResult,
     StartControllerResult,
     StartPumpsRequest,
     StartPumpsResult,
@@ -167,7 +165,7 @@ class JobActivities:
         return terminated
 
     @activity.defn
-    async def load_data_plane(self, request: LoadDataPlaneRequest) -> LoadDataPlaneResult:
+    async def load_data_plane(self, request: LoadRequest) -> LoadDataPlaneResult:
         """Restore, step 1: host, generation endpoint and NemoGym started, TransferQueue loaded."""
         async with driving(self._client, None) as budget:
             incarnations.demand_newest(self._config.job_folder, request.incarnation)
@@ -182,7 +180,7 @@ class JobActivities:
             return LoadDataPlaneResult(rows=rows, ms=budget.elapsed_ms())
 
     @activity.defn
-    async def start_controller(self, request: StartControllerRequest) -> StartControllerResult:
+    async def start_controller(self, request: LoadRequest) -> StartControllerResult:
         """Restore, step 2: RL's own state is loaded, each unfinished rollout has run n+1."""
         async with driving(self._client, None) as budget:
             incarnations.demand_newest(self._config.job_folder, request.incarnation)
@@ -200,9 +198,7 @@ class JobActivities:
             )
 
     @activity.defn
-    async def discard_continuations(
-        self, request: DiscardContinuationsRequest
-    ) -> DiscardContinuationsResult:
+    async def discard_continuations(self, request: RestoreStep) -> DiscardContinuationsResult:
         """Restore, step 2: rollouts that cannot continue start over, and are reported."""
         async with driving(self._client, None) as budget:
             restarted = await call(
@@ -223,7 +219,7 @@ class JobActivities:
             return StartPumpsResult(sent_again=sent, ms=budget.elapsed_ms())
 
     @activity.defn
-    async def drop_restored(self, request: DropRestoredRequest) -> DropRestoredResult:
+    async def drop_restored(self, request: DropRestoredRequest) -> ServersResult:
         """Leave nothing of a try: servers back to awaiting, the actors killed and waited for."""
         async with driving(self._client, None) as budget:
             incarnations.demand_newest(self._config.job_folder, request.incarnation)
@@ -235,4 +231,4 @@ class JobActivities:
             finally:
                 await prove(self._client)
                 await job.kill_actors(old)
-            return DropRestoredResult(servers=servers, ms=budget.elapsed_ms())
+            return ServersResult(servers=servers, ms=budget.elapsed_ms())

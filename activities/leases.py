@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from activities.contract import CheckpointRequest
+from activities.contract.save import CheckpointRequest
 from activities.driving import LEASE_SHARE, Renew
 from gym.protocol import DeadlineExceeded, TurnpointError
 from rl.actors import call

@@ -1,29 +1,20 @@
-"""What an operator sees of a workflow: details table, search attributes, typed failures.
-
-Guarantees: a failure carries a stable type and one sentence, never a value of the input; an
-input that does not parse fails its workflow at once with the fields named (design section 9).
-"""
+"""An operator's view of a workflow: the details table, the search attributes, the outcome."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from temporalio import workflow
 from temporalio.common import SearchAttributeKey, SearchAttributeUpdate
-from temporalio.exceptions import (
-    ActivityError,
-    ApplicationError,
-    CancelledError,
-    TimeoutError,
-    is_cancelled_exception,
-)
+from temporalio.exceptions import CancelledError, FailureError
 
 with workflow.unsafe.imports_passed_through():  # pure pydantic: costs 6 to 57 ms a run otherwise
-    from pydantic import BaseModel, ValidationError
+    from pydantic import BaseModel
 
-    from activities.contract import JOB_ATTRIBUTE, PhaseReport
+    from activities.contract import JOB_ATTRIBUTE, PhaseReport, ServerReport, Timed
+
+from workflows.failures import reason_of, was_cancelled
 
 JOB = SearchAttributeKey.for_keyword(JOB_ATTRIBUTE)
 SNAPSHOT = SearchAttributeKey.for_keyword("TurnpointSnapshot")
@@ -40,58 +31,75 @@ SEARCH_ATTRIBUTES: Sequence[SearchAttributeKey[Any]] = (
     BYTES,
 )
 
-Model = TypeVar("Model", bound=BaseModel)
-Result = TypeVar("Result")
-
-
-def parsed(model: type[Model], given: Any) -> Model:
-    """The input as a model.
-
-    Raises:
-        ApplicationError: type `invalid_request`; every field that does not fit is named, no
-            value is shown.
-    """
-    try:
-        return model.model_validate(given)
-    except ValidationError as error:
-        problems = [
-            f"{'.'.join(str(part) for part in item['loc']) or 'input'}: {item['msg']}"
-            for item in error.errors(include_input=False, include_url=False, include_context=False)
-        ]
-    raise ApplicationError(
-        f"{model.__name__}: {'; '.join(problems)}", type="invalid_request", non_retryable=True
-    )
+Result = TypeVar("Result", bound=BaseModel)
 
 
 class Journal:
-    """The phases of one workflow as they go by."""
+    """The phases of one workflow as they go by.
+
+    Args:
+        phases: Names of the phases that the table shows from the start.
+    """
 
     def __init__(self, phases: Sequence[str]) -> None:
-        """Start with every phase of the table still to come."""
         self.current: str | None = None
+        """The phase that runs, or that has failed."""
         self.done: list[PhaseReport] = []
         self._planned = list(phases)
         self._heading = ""
 
-    def heading(self, text: str) -> None:
-        """The sentence above the table."""
-        self._heading = text
-        self._show()
+    async def run(
+        self, phase: str, request: BaseModel, result_type: type[Result], options: dict[str, Any]
+    ) -> Result:
+        """Run the activity that is the phase, and add its report.
 
-    def enter(self, phase: str) -> None:
-        """A phase begins."""
-        self.current = phase
+        Args:
+            phase: Name of the phase and of its activity.
+            request: The activity's request.
+            result_type: Model of its result.
+            options: From `workflows.options`.
+        """
+        self.current, started = phase, workflow.now()
         self._show()
-
-    def leave(self, report: PhaseReport) -> None:
-        """A phase has ended well."""
+        result: Result = await workflow.execute_activity(
+            phase, request, result_type=result_type, **options
+        )
+        elapsed_ms = (workflow.now() - started).total_seconds() * 1000
+        reports = [s for s in getattr(result, "servers", []) if isinstance(s, ServerReport)]
+        ms = result.ms if isinstance(result, Timed) else elapsed_ms
         self.current = None
-        self.done.append(report)
+        self.done.append(PhaseReport(phase=phase, ms=ms, servers=reports))
+        self._show()
+        return result
+
+    def heading(self, text: str) -> None:
+        """Set the sentence above the table."""
+        self._heading = text
         self._show()
 
     def note(self, *updates: SearchAttributeUpdate[Any]) -> None:
         """Set search attributes."""
         workflow.upsert_search_attributes(list(updates))
+
+    def failed(self, error: BaseException, phase: str, *, if_cancelled: str) -> FailureError:
+        """Set heading and outcome of a workflow that fails or was cancelled.
+
+        Args:
+            error: The error that ends it.
+            phase: The phase that it ended.
+            if_cancelled: The heading if it was cancelled.
+
+        Returns:
+            The error that the workflow raises.
+        """
+        if was_cancelled(error):
+            self.note(OUTCOME.value_set("cancelled"))
+            self.heading(if_cancelled)
+            return CancelledError("cancelled")
+        reason = reason_of(error)
+        self.note(OUTCOME.value_set("failed"))
+        self.heading(f"Failed in `{phase}`: {reason.type}: {reason.message}")
+        return reason
 
     def _show(self) -> None:
         workflow.set_current_details(self.markdown())
@@ -124,59 +132,3 @@ def _servers(report: PhaseReport) -> str:
             parts.append(server.note)
         cells.append(f"{server.server} ({', '.join(parts)})")
     return ", ".join(cells)
-
-
-def reason_of(error: BaseException) -> ApplicationError:
-    """The failure that a workflow ends with: the activity's own type and sentence.
-
-    Temporal wraps it ("Activity task failed"); an operator should not have to unfold that.
-    """
-    cause: BaseException | None = error
-    while isinstance(cause, ActivityError) and cause.cause is not None:
-        cause = cause.cause
-    if isinstance(cause, TimeoutError) and isinstance(cause.cause, ApplicationError):
-        # No time was left for another try: what the last one failed with says why.
-        cause = cause.cause
-    if isinstance(cause, ApplicationError):
-        return ApplicationError(
-            cause.message, *cause.details, type=cause.type or "internal", non_retryable=True
-        )
-    if isinstance(cause, TimeoutError):
-        phase = error.activity_type if isinstance(error, ActivityError) else "an activity"
-        return ApplicationError(
-            f"{phase} did not end by its deadline: look at the worker's log",
-            type="deadline_exceeded",
-            non_retryable=True,
-        )
-    return ApplicationError(type(cause).__name__, type="internal", non_retryable=True)
-
-
-def was_cancelled(error: BaseException) -> bool:
-    """Whether the workflow (or an activity on its behalf) was cancelled."""
-    return isinstance(error, (asyncio.CancelledError, CancelledError)) or (
-        isinstance(error, Exception) and is_cancelled_exception(error)
-    )
-
-
-def stop_if_cancelled() -> None:
-    """Raise if the workflow was cancelled.
-
-    Asked after each activity: one that ended well before it heard of the cancellation takes the
-    cancellation with it (the SDK waits for it, and then returns its result).
-    """
-    if workflow.cancellation_reason() is not None:
-        raise asyncio.CancelledError
-
-
-async def shielded(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run `work` to its end whatever number of cancellations arrive, and answer its result."""
-    task = asyncio.create_task(work)
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if task.cancelled():
-                raise
-        except Exception:
-            break  # raised again by result() below
-    return task.result()

@@ -1,9 +1,9 @@
 """`SaveSnapshot`: the table of the design's section 4, one activity a row.
 
 Guarantees: a save that does not publish leaves the job running and no folder; from the start of
-`publish_snapshot` only the disk says whether it is published; once published it stays so.
-It does not guarantee that a pause ends in time when nobody drives it any more (a terminated
-workflow, no worker, no Temporal): the leases of controller and servers do.
+`publish_snapshot` the disk alone says if the snapshot is published; once published it stays so.
+A terminated workflow, or one without a worker or Temporal, does not end its pause: the leases of
+the controller and of the servers do.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from temporalio import workflow
 from temporalio.exceptions import (
     ActivityError,
     ApplicationError,
-    CancelledError,
     ChildWorkflowError,
     FailureError,
 )
@@ -25,45 +24,32 @@ with workflow.unsafe.imports_passed_through():  # pure models and names: nothing
     from pydantic import BaseModel
 
     from activities.contract import (
-        AskDiskRequest,
-        BeginRequest,
-        BeginResult,
-        CloseAdmissionRequest,
-        CloseAdmissionResult,
-        CommitCheckpointRequest,
-        CommitCheckpointResult,
-        CutRequest,
-        CutResult,
-        PhaseReport,
-        PrepareCheckpointRequest,
-        PrepareCheckpointResult,
         Progress,
         PruneInput,
         PruneResult,
+        SaveInput,
+        SaveOutcome,
+        SaveResult,
+    )
+    from activities.contract.save import (
+        BeginRequest,
+        BeginResult,
+        CheckpointKey,
+        CheckpointRequest,
+        CloseAdmissionResult,
+        CommitCheckpointResult,
+        CutResult,
+        FolderRequest,
+        PrepareCheckpointResult,
         PublishRequest,
         PublishResult,
         ResumeCheckpointRequest,
         ResumeCheckpointResult,
-        SaveInput,
-        SaveOutcome,
-        SaveResult,
         UnpublishResult,
     )
 
-from workflows.journal import (
-    BYTES,
-    JOB,
-    OUTCOME,
-    PARKED,
-    PAUSE_MS,
-    SNAPSHOT,
-    Journal,
-    parsed,
-    reason_of,
-    shielded,
-    stop_if_cancelled,
-    was_cancelled,
-)
+from workflows.failures import parsed, reason_of, shielded, stop_if_cancelled
+from workflows.journal import BYTES, JOB, OUTCOME, PARKED, PAUSE_MS, SNAPSHOT, Journal
 from workflows.options import until, within
 
 Result = TypeVar("Result", bound=BaseModel)
@@ -77,12 +63,12 @@ PHASES = [
     "publish_snapshot",
     "resume_checkpoint",
 ]
-BEGIN_LIMIT = timedelta(seconds=30)
-"""The controller answers at once; this is for a worker that dies over it."""
-UNPUBLISH_LIMIT = timedelta(seconds=60)
-ASK_DISK_LIMIT = timedelta(days=1)
-"""Rollouts go on meanwhile; a result must not say less than the disk."""
-RESUME_LIMIT = timedelta(seconds=60)
+BEGIN_TIMEOUT = timedelta(seconds=30)
+"""The controller answers at once; the rest is for a worker that dies meanwhile."""
+UNPUBLISH_TIMEOUT = timedelta(seconds=60)
+ASK_DISK_TIMEOUT = timedelta(days=1)
+"""The rollouts go on meanwhile; the result must agree with the disk."""
+RESUME_TIMEOUT = timedelta(seconds=60)
 
 
 @workflow.defn(name="SaveSnapshot")
@@ -90,7 +76,6 @@ class SaveSnapshot:
     """Saves one snapshot of a running job."""
 
     def __init__(self) -> None:
-        """Nothing has happened yet."""
         self._journal = Journal(PHASES)
 
     @workflow.query
@@ -101,32 +86,30 @@ class SaveSnapshot:
     @workflow.run
     async def run(self, given: Any = None) -> SaveResult:
         """Save once. `given` is a `SaveInput` as a JSON object."""
-        save = parsed(SaveInput, given)
-        self._save, self._id = save, str(workflow.uuid4())
-        self._journal.note(JOB.value_set(save.job_id))
+        self._save = parsed(SaveInput, given)
+        self._id = str(workflow.uuid4())
+        self._journal.note(JOB.value_set(self._save.job_id))
 
-        begun = await self._begin()
+        begun = self._begun = await self._begin_checkpoint()
         if not begun.agreed:
             return self._refused(begun)
-        settings, self._begun = begun.settings, begun
-        publishing = False
+        settings, publishing = begun.settings, False
         try:
             stop_if_cancelled()
-            stop_by = self._in(settings.prepare_timeout_s)
-            await self._close_admission(stop_by)
+            prepare_by = self._in(settings.prepare_timeout_s)
+            await self._close_admission(prepare_by)
             stop_if_cancelled()
-            prepared = await self._prepare_checkpoint(stop_by)
+            prepared = await self._prepare_checkpoint(prepare_by)
             stop_if_cancelled()
             committed = await self._commit_checkpoint(self._in(settings.commit_timeout_s))
             stop_if_cancelled()
             cut = await self._cut_rl_state(self._in(settings.cut_timeout_s))
             stop_if_cancelled()
             publishing = True
-            published = await shielded(
-                self._publish_snapshot(committed, cut, self._in(settings.publish_timeout_s))
-            )
+            publish_by = self._in(settings.publish_timeout_s)
+            published = await shielded(self._publish_snapshot(committed, cut, publish_by))
         except (ActivityError, asyncio.CancelledError) as error:
-            phase = self._journal.current
+            phase = self._journal.current or "the save"
             undone = await shielded(self._undo(begun.incarnation, disk_decides=publishing))
             if not undone.published:
                 raise self._failed(error, phase) from None
@@ -152,44 +135,40 @@ class SaveSnapshot:
 
     # --- the rows of the table ----------------------------------------------------------------
 
-    async def _begin(self) -> BeginResult:
-        request = BeginRequest(
-            job_id=self._save.job_id, checkpoint_id=self._id, name=self._save.name
-        )
+    async def _begin_checkpoint(self) -> BeginResult:
+        request = BeginRequest(**self._key(), name=self._save.name)
         try:
-            return await self._phase("begin_checkpoint", request, BeginResult, within(BEGIN_LIMIT))
+            return await self._journal.run(
+                "begin_checkpoint", request, BeginResult, within(BEGIN_TIMEOUT)
+            )
         except (ActivityError, asyncio.CancelledError) as error:
-            # It may have begun without our hearing of it; the id alone undoes that.
+            # The controller may have begun, and its answer is lost; the id alone undoes that.
             await shielded(self._undo(None, disk_decides=False))
             raise self._failed(error, "begin_checkpoint") from None
 
     async def _close_admission(self, deadline: datetime) -> CloseAdmissionResult:
-        request = CloseAdmissionRequest(**self._carried(deadline))
-        return await self._phase("close_admission", request, CloseAdmissionResult, until(deadline))
+        request = CheckpointRequest(**self._in_pause(deadline))
+        return await self._row("close_admission", request, CloseAdmissionResult)
 
     async def _prepare_checkpoint(self, deadline: datetime) -> PrepareCheckpointResult:
-        request = PrepareCheckpointRequest(**self._carried(deadline))
-        result = await self._phase(
-            "prepare_checkpoint", request, PrepareCheckpointResult, until(deadline)
-        )
+        request = CheckpointRequest(**self._in_pause(deadline))
+        result = await self._row("prepare_checkpoint", request, PrepareCheckpointResult)
         self._journal.note(PARKED.value_set(result.parked))
         return result
 
     async def _commit_checkpoint(self, deadline: datetime) -> CommitCheckpointResult:
-        request = CommitCheckpointRequest(**self._carried(deadline), folder=self._begun.folder)
-        return await self._phase(
-            "commit_checkpoint", request, CommitCheckpointResult, until(deadline)
-        )
+        request = FolderRequest(**self._in_pause(deadline), folder=self._begun.folder)
+        return await self._row("commit_checkpoint", request, CommitCheckpointResult)
 
     async def _cut_rl_state(self, deadline: datetime) -> CutResult:
-        request = CutRequest(**self._carried(deadline), folder=self._begun.folder)
-        return await self._phase("cut_rl_state", request, CutResult, until(deadline))
+        request = FolderRequest(**self._in_pause(deadline), folder=self._begun.folder)
+        return await self._row("cut_rl_state", request, CutResult)
 
     async def _publish_snapshot(
         self, committed: CommitCheckpointResult, cut: CutResult, deadline: datetime
     ) -> PublishResult:
         request = PublishRequest(
-            **self._carried(deadline),
+            **self._in_pause(deadline),
             folder=self._begun.folder,
             snapshot=self._begun.snapshot,
             name=self._save.name,
@@ -202,21 +181,28 @@ class SaveSnapshot:
                 "rows_put": cut.rows_put,
             },
         )
-        result = await self._phase("publish_snapshot", request, PublishResult, until(deadline))
+        result = await self._row("publish_snapshot", request, PublishResult)
         self._journal.note(BYTES.value_set(result.bytes))
         return result
 
-    async def _resume(
+    async def _resume_after_publish(self, snapshot: str | None) -> ResumeCheckpointResult:
+        self._journal.note(
+            OUTCOME.value_set("published"), SNAPSHOT.value_set(self._save.name or snapshot or "")
+        )
+        try:
+            return await self._resume_checkpoint(self._begun.incarnation, snapshot)
+        except ActivityError as error:
+            # A publish is final; what this could not reach opens when its lease ends.
+            return ResumeCheckpointResult(servers=[], pause_s=None, note=str(reason_of(error)))
+
+    async def _resume_checkpoint(
         self, incarnation: int | None, published: str | None
     ) -> ResumeCheckpointResult:
         request = ResumeCheckpointRequest(
-            job_id=self._save.job_id,
-            checkpoint_id=self._id,
-            incarnation=incarnation,
-            published=published,
+            **self._key(), incarnation=incarnation, published=published
         )
-        result = await self._phase(
-            "resume_checkpoint", request, ResumeCheckpointResult, within(RESUME_LIMIT)
+        result = await self._journal.run(
+            "resume_checkpoint", request, ResumeCheckpointResult, within(RESUME_TIMEOUT)
         )
         if result.pause_s is not None:
             self._journal.note(PAUSE_MS.value_set(round(result.pause_s * 1000)))
@@ -236,12 +222,12 @@ class SaveSnapshot:
                 result_type=PruneResult,
             )
         except ChildWorkflowError as error:
-            # The snapshot is there; old ones that stay cost space, and the next save prunes again.
+            # The snapshot is published; old ones cost space until the next save prunes again.
             workflow.logger.warning("prune failed", extra={"error": type(error.cause).__name__})
             return []
         return result.removed
 
-    # --- what happens otherwise ---------------------------------------------------------------
+    # --- refusals and compensation ------------------------------------------------------------
 
     def _refused(self, begun: BeginResult) -> SaveResult:
         reason = f"{begun.refusal}: {begun.reason}"
@@ -262,82 +248,56 @@ class SaveSnapshot:
         """Compensate, unless the disk says that the publish had won.
 
         Args:
-            incarnation: Of the controller, if its answer was heard.
-            disk_decides: A publish was asked for: the disk is asked until it answers.
+            incarnation: The controller's; None if its answer was lost.
+            disk_decides: The publish was begun: the disk is asked until it answers.
         """
         try:
-            answer = await self._unpublish(UNPUBLISH_LIMIT)
+            answer = await self._unpublish_snapshot(UNPUBLISH_TIMEOUT)
         except ActivityError as error:
-            # Whoever holds a lease opens by itself; opening now is worth more than the folder,
-            # which the next save sweeps.
+            # Opening comes first: the next save sweeps the folder, and the job must not wait.
             workflow.logger.warning("unpublish failed", extra={"error": str(reason_of(error))})
             answer = UnpublishResult(published=False)
             if disk_decides:
                 await self._open_again(incarnation)
-                answer = await self._unpublish(ASK_DISK_LIMIT)
+                answer = await self._unpublish_snapshot(ASK_DISK_TIMEOUT)
         if not answer.published:
             await self._open_again(incarnation)
         return answer
 
     async def _open_again(self, incarnation: int | None) -> None:
         try:
-            await self._resume(incarnation, None)
+            await self._resume_checkpoint(incarnation, None)
         except ActivityError as error:
             # Every participant opens by itself when its lease ends.
             workflow.logger.warning("resume failed", extra={"error": str(reason_of(error))})
 
-    async def _unpublish(self, limit: timedelta) -> UnpublishResult:
-        request = AskDiskRequest(job_id=self._save.job_id, checkpoint_id=self._id)
-        return await self._phase("unpublish_snapshot", request, UnpublishResult, within(limit))
-
-    async def _resume_after_publish(self, snapshot: str | None) -> ResumeCheckpointResult:
-        self._journal.note(
-            OUTCOME.value_set("published"), SNAPSHOT.value_set(self._save.name or snapshot or "")
+    async def _unpublish_snapshot(self, timeout: timedelta) -> UnpublishResult:
+        request = CheckpointKey(**self._key())
+        return await self._journal.run(
+            "unpublish_snapshot", request, UnpublishResult, within(timeout)
         )
-        try:
-            return await self._resume(self._begun.incarnation, snapshot)
-        except ActivityError as error:
-            # After a publish there is no way back; the leases open what this could not reach.
-            return ResumeCheckpointResult(
-                servers=[], pause_s=None, ms=0, note=str(reason_of(error))
-            )
 
-    def _failed(self, error: BaseException, phase: str | None) -> FailureError:
-        if was_cancelled(error):
-            self._journal.note(OUTCOME.value_set("cancelled"))
-            self._journal.heading("Cancelled; nothing was published.")
-            return CancelledError("cancelled")
-        reason = reason_of(error)
-        self._journal.note(OUTCOME.value_set("failed"))
-        self._journal.heading(f"Failed in `{phase or 'the save'}`: {reason.type}: {reason.message}")
-        return reason
+    def _failed(self, error: BaseException, phase: str) -> FailureError:
+        return self._journal.failed(error, phase, if_cancelled="Cancelled; nothing was published.")
 
-    # --- one phase ----------------------------------------------------------------------------
+    # --- one request --------------------------------------------------------------------------
 
     def _in(self, seconds: float) -> datetime:
         return workflow.now() + timedelta(seconds=seconds)
 
-    def _carried(self, deadline: datetime) -> dict[str, Any]:
+    def _key(self) -> dict[str, Any]:
+        return {"job_id": self._save.job_id, "checkpoint_id": self._id}
+
+    def _in_pause(self, deadline: datetime) -> dict[str, Any]:
+        """The fields that every request between `begin_checkpoint` and the publish carries."""
         return {
-            "job_id": self._save.job_id,
-            "checkpoint_id": self._id,
+            **self._key(),
             "incarnation": self._begun.incarnation,
             "lease_s": self._begun.settings.lease_s,
             "deadline": deadline,
         }
 
-    async def _phase(
-        self, phase: str, request: BaseModel, result_type: type[Result], options: dict[str, Any]
+    async def _row(
+        self, phase: str, request: CheckpointRequest, result_type: type[Result]
     ) -> Result:
-        self._journal.enter(phase)
-        result: Result = await workflow.execute_activity(
-            phase, request, result_type=result_type, **options
-        )
-        self._journal.leave(
-            PhaseReport(
-                phase=phase,
-                ms=getattr(result, "ms", 0.0),
-                servers=getattr(result, "servers", []),
-            )
-        )
-        return result
+        return await self._journal.run(phase, request, result_type, until(request.deadline))

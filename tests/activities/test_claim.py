@@ -12,7 +12,7 @@ from temporalio.common import SearchAttributePair, TypedSearchAttributes
 from temporalio.testing import ActivityEnvironment
 
 from activities import job as job_activities
-from activities.contract import ClaimRequest, ClaimResult
+from activities.contract.restore import ClaimRequest, ClaimResult
 from activities.job import JobActivities
 from gym.client import GymClient
 from gym.protocol import DeadlineExceeded

@@ -16,7 +16,7 @@ from temporalio.exceptions import ActivityError, ApplicationError
 from temporalio.worker import Worker
 
 from activities import leases
-from activities.contract import CheckpointRequest
+from activities.contract.save import CheckpointRequest
 from activities.driving import Budget, Renew, driving
 from activities.errors import TypedFailures
 from rl import actors

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from activities import leases
-from activities.contract import CheckpointRequest
+from activities.contract.save import CheckpointRequest
 from gym.protocol import DeadlineExceeded, ServerUnreachable, StaleIncarnation, TurnpointError
 from rl.errors import ActorLost
 from rl.messages import NEMO_GYM, SINGLE_CONTROLLER

@@ -6,24 +6,26 @@ import dataclasses
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_type_hints
 
 import pytest
 from pydantic import ValidationError
 from temporalio.client import Client
 from temporalio.testing import ActivityEnvironment
 
-from activities import contract, driving
+from activities import driving
+from activities.contract import save
 from activities.controller import ControllerActivities
 from activities.folder import FolderActivities
 from activities.gym import GymActivities
+from activities.job import JobActivities
 from gym.client import GymClient
 from gym.protocol import DeadlineExceeded, PrepareRequest
 from rl.messages import JobConfig, SaveSettings
 from rl.snapshots.folder import SnapshotFolder
 from tests.rl.folder_cases import FIRST, config_of, start_job, topology, write_files
 
-Case = tuple[Callable[..., Awaitable[Any]], contract.CheckpointRequest]
+Case = tuple[Callable[..., Awaitable[Any]], save.CheckpointRequest]
 PAST = datetime(1970, 1, 1, tzinfo=UTC) - timedelta(seconds=1)
 SETTINGS = {
     "close_admission": "prepare_timeout_s",
@@ -53,14 +55,14 @@ def case_of(phase: str, config: JobConfig, deadline: datetime) -> Case:
     into = {**ids, "folder": reserved.tmp}
     match phase:
         case "close_admission":
-            return controller.close_admission, contract.CloseAdmissionRequest(**ids)
+            return controller.close_admission, save.CheckpointRequest(**ids)
         case "prepare_checkpoint":
-            return servers.prepare_checkpoint, contract.PrepareCheckpointRequest(**ids)
+            return servers.prepare_checkpoint, save.CheckpointRequest(**ids)
         case "commit_checkpoint":
-            return servers.commit_checkpoint, contract.CommitCheckpointRequest(**into)
+            return servers.commit_checkpoint, save.FolderRequest(**into)
         case "cut_rl_state":
-            return controller.cut_rl_state, contract.CutRequest(**into)
-    return FolderActivities(client, config).publish_snapshot, contract.PublishRequest(
+            return controller.cut_rl_state, save.FolderRequest(**into)
+    return FolderActivities(client, config).publish_snapshot, save.PublishRequest(
         **into, snapshot=reserved.snapshot, files=files, topology=topology(), counts={}
     )
 
@@ -118,9 +120,16 @@ async def test_with_time_left_the_same_request_publishes(tmp_path: Path, asked: 
 
 
 def test_every_phase_with_a_deadline_is_here() -> None:
-    """Those whose request carries one, from the models themselves."""
-    carriers = {kind.__name__ for kind in contract.CheckpointRequest.__subclasses__()}
-    assert len(carriers) == len(SETTINGS)
+    """Those whose request carries one, from the activities themselves."""
+    rooms = (ControllerActivities, GymActivities, FolderActivities, JobActivities)
+    carriers = {
+        name
+        for room in rooms
+        for name, method in vars(room).items()
+        if hasattr(method, "__temporal_activity_definition")
+        and issubclass(get_type_hints(method)["request"], save.CheckpointRequest)
+    }
+    assert carriers == set(SETTINGS)
     assert driving.DEADLINE_SETTING == SETTINGS
 
 

@@ -10,7 +10,7 @@ from temporalio.client import Client
 from temporalio.testing import ActivityEnvironment
 
 from activities import gym as gym_activities
-from activities.contract import ResumeCheckpointRequest, ResumeCheckpointResult
+from activities.contract.save import ResumeCheckpointRequest, ResumeCheckpointResult
 from activities.gym import GymActivities
 from gym.client import GymClient
 from rl.errors import ActorLost

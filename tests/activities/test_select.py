@@ -11,7 +11,8 @@ from temporalio.client import Client
 from temporalio.testing import ActivityEnvironment
 
 from activities import folder as folder_activities
-from activities.contract import BeginRequest, SelectRequest, SelectResult
+from activities.contract.restore import SelectRequest, SelectResult
+from activities.contract.save import BeginRequest
 from activities.controller import ControllerActivities
 from activities.folder import FolderActivities
 from gym.protocol import Kind, Mode, Role

@@ -17,12 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from temporalio.client import Client
 
-from activities.contract import (
-    TASK_QUEUE,
-    RestoreResult,
-    SaveInput,
-    SaveResult,
-)
+from activities.contract import TASK_QUEUE, RestoreResult, SaveInput, SaveResult
 from rl.snapshots import incarnations
 from tests.real.live import AGENT, JOB, MODEL, Live, wait_for
 from tests.real.saves_in_a_row import SavesInARow, saves_in_a_row

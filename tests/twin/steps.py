@@ -10,13 +10,9 @@ from typing import Any
 from temporalio.client import Client, WorkflowFailureError
 from temporalio.exceptions import ApplicationError, CancelledError
 
-from activities.contract import (
-    TASK_QUEUE,
+from activities.contract import TASK_QUEUE, RestoreInput, SaveInput, SaveOutcome, SaveResult
+from activities.contract.restore import (
     DiscardContinuationsResult,
-    RestoreInput,
-    SaveInput,
-    SaveOutcome,
-    SaveResult,
     StartControllerResult,
     StartPumpsResult,
 )

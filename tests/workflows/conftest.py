@@ -14,6 +14,7 @@ from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 
 from activities import contract as c
+from activities.contract import restore, save
 from rl.messages import Topology
 from workers.temporal import snapshot_worker
 
@@ -95,55 +96,55 @@ class FakeActivities:
 
     # --- a save ---
 
-    def _begin_checkpoint(self, request: c.BeginRequest) -> c.BeginResult:
+    def _begin_checkpoint(self, request: save.BeginRequest) -> save.BeginResult:
         if self.refusal:
-            return c.BeginResult(
+            return save.BeginResult(
                 agreed=False, refusal=self.refusal, reason="nothing changed", incarnation=3
             )
-        return c.BeginResult(
+        return save.BeginResult(
             agreed=True, incarnation=3, folder="tmp_snapshot_000001-x", snapshot="snapshot_000001"
         )
 
-    def _close_admission(self, request: c.CloseAdmissionRequest) -> c.CloseAdmissionResult:
-        return c.CloseAdmissionResult(acknowledged=0, ms=1)
+    def _close_admission(self, request: save.CheckpointRequest) -> save.CloseAdmissionResult:
+        return save.CloseAdmissionResult(acknowledged=0, ms=1)
 
-    def _prepare_checkpoint(self, request: c.PrepareCheckpointRequest) -> Any:
-        return c.PrepareCheckpointResult(servers=[], parked=4, ms=1)
+    def _prepare_checkpoint(self, request: save.CheckpointRequest) -> Any:
+        return save.PrepareCheckpointResult(servers=[], parked=4, ms=1)
 
-    def _commit_checkpoint(self, request: c.CommitCheckpointRequest) -> Any:
-        return c.CommitCheckpointResult(servers=[], files=[], continuations=4, ms=1)
+    def _commit_checkpoint(self, request: save.FolderRequest) -> Any:
+        return save.CommitCheckpointResult(servers=[], files=[], continuations=4, ms=1)
 
-    def _cut_rl_state(self, request: c.CutRequest) -> c.CutResult:
+    def _cut_rl_state(self, request: save.FolderRequest) -> save.CutResult:
         counts = {"unfinished": 4, "finished": 1, "rows_put": 1}
-        return c.CutResult(files=[], **counts, topology=TOPOLOGY, servers=[], ms=1)
+        return save.CutResult(files=[], **counts, topology=TOPOLOGY, servers=[], ms=1)
 
-    def _publish_snapshot(self, request: c.PublishRequest) -> c.PublishResult:
+    def _publish_snapshot(self, request: save.PublishRequest) -> save.PublishResult:
         self.published = request.snapshot
-        return c.PublishResult(published=True, snapshot=request.snapshot, bytes=10, ms=1)
+        return save.PublishResult(published=True, snapshot=request.snapshot, bytes=10, ms=1)
 
-    def _unpublish_snapshot(self, request: c.AskDiskRequest) -> c.UnpublishResult:
-        return c.UnpublishResult(published=self.published is not None, snapshot=self.published)
+    def _unpublish_snapshot(self, request: save.CheckpointKey) -> save.UnpublishResult:
+        return save.UnpublishResult(published=self.published is not None, snapshot=self.published)
 
-    def _resume_checkpoint(self, request: c.ResumeCheckpointRequest) -> Any:
-        return c.ResumeCheckpointResult(servers=[], pause_s=0.5, ms=1)
+    def _resume_checkpoint(self, request: save.ResumeCheckpointRequest) -> Any:
+        return save.ResumeCheckpointResult(servers=[], pause_s=0.5, ms=1)
 
     def _prune_snapshots(self, request: c.PruneInput) -> c.PruneResult:
         return c.PruneResult(removed=["snapshot_000000"], kept=["snapshot_000001"])
 
     # --- a restore ---
 
-    def _claim_job(self, request: c.ClaimRequest) -> c.ClaimResult:
-        return c.ClaimResult(incarnation=4, schedule_was_running=False)
+    def _claim_job(self, request: restore.ClaimRequest) -> restore.ClaimResult:
+        return restore.ClaimResult(incarnation=4, schedule_was_running=False)
 
-    def _discover_capabilities(self, request: c.DiscoverRequest) -> c.DiscoverResult:
-        return c.DiscoverResult(servers=[], ms=1)
+    def _discover_capabilities(self, request: restore.RestoreStep) -> restore.DiscoverResult:
+        return restore.DiscoverResult(servers=[], ms=1)
 
-    def _select_snapshot(self, request: c.SelectRequest) -> c.SelectResult:
+    def _select_snapshot(self, request: restore.SelectRequest) -> restore.SelectResult:
         self.excluded = request.excluded
         left = [s for s in ("snapshot_000002", "snapshot_000001") if s not in request.excluded]
         if not left:
             raise ApplicationError("none is left", type="no_snapshot", non_retryable=True)
-        return c.SelectResult(
+        return restore.SelectResult(
             snapshot=left[0],
             source_checkpoint_id="cp",
             source_incarnation=3,
@@ -152,23 +153,23 @@ class FakeActivities:
             ms=1,
         )
 
-    def _load_data_plane(self, request: c.LoadDataPlaneRequest) -> c.LoadDataPlaneResult:
-        return c.LoadDataPlaneResult(rows=1, ms=1)
+    def _load_data_plane(self, request: restore.LoadRequest) -> restore.LoadDataPlaneResult:
+        return restore.LoadDataPlaneResult(rows=1, ms=1)
 
-    def _restore_checkpoint(self, request: c.RestoreCheckpointRequest) -> Any:
-        return c.RestoreCheckpointResult(servers=[], ms=1)
+    def _restore_checkpoint(self, request: restore.RestoreCheckpointRequest) -> Any:
+        return restore.ServersResult(servers=[], ms=1)
 
-    def _start_controller(self, request: c.StartControllerRequest) -> c.StartControllerResult:
+    def _start_controller(self, request: restore.LoadRequest) -> restore.StartControllerResult:
         rollouts = [
             c.ContinuedRollout(
                 rollout_id=f"p0_g{i}", attempt_index=1, last_committed_model_call_id="call-2"
             )
             for i in range(2)
         ]
-        return c.StartControllerResult(unfinished=rollouts, finished=3, ms=1)
+        return restore.StartControllerResult(unfinished=rollouts, finished=3, ms=1)
 
-    def _discard_continuations(self, request: c.DiscardContinuationsRequest) -> Any:
-        return c.DiscardContinuationsResult(
+    def _discard_continuations(self, request: restore.RestoreStep) -> Any:
+        return restore.DiscardContinuationsResult(
             restarted=[
                 c.ContinuedRollout(
                     rollout_id="p0_g1",
@@ -180,36 +181,36 @@ class FakeActivities:
             ms=1,
         )
 
-    def _resume_restored(self, request: c.ResumeRestoredRequest) -> c.ResumeRestoredResult:
-        return c.ResumeRestoredResult(servers=[], ms=1)
+    def _resume_restored(self, request: restore.ResumeRestoredRequest) -> restore.ServersResult:
+        return restore.ServersResult(servers=[], ms=1)
 
-    def _start_pumps(self, request: c.StartPumpsRequest) -> c.StartPumpsResult:
-        return c.StartPumpsResult(sent_again=2, ms=1)
+    def _start_pumps(self, request: restore.StartPumpsRequest) -> restore.StartPumpsResult:
+        return restore.StartPumpsResult(sent_again=2, ms=1)
 
-    def _drop_restored(self, request: c.DropRestoredRequest) -> c.DropRestoredResult:
-        return c.DropRestoredResult(servers=[], ms=1)
+    def _drop_restored(self, request: restore.DropRestoredRequest) -> restore.ServersResult:
+        return restore.ServersResult(servers=[], ms=1)
 
 
 _REQUESTS: dict[str, type] = {
-    "begin_checkpoint": c.BeginRequest,
-    "close_admission": c.CloseAdmissionRequest,
-    "prepare_checkpoint": c.PrepareCheckpointRequest,
-    "commit_checkpoint": c.CommitCheckpointRequest,
-    "cut_rl_state": c.CutRequest,
-    "publish_snapshot": c.PublishRequest,
-    "unpublish_snapshot": c.AskDiskRequest,
-    "resume_checkpoint": c.ResumeCheckpointRequest,
+    "begin_checkpoint": save.BeginRequest,
+    "close_admission": save.CheckpointRequest,
+    "prepare_checkpoint": save.CheckpointRequest,
+    "commit_checkpoint": save.FolderRequest,
+    "cut_rl_state": save.FolderRequest,
+    "publish_snapshot": save.PublishRequest,
+    "unpublish_snapshot": save.CheckpointKey,
+    "resume_checkpoint": save.ResumeCheckpointRequest,
     "prune_snapshots": c.PruneInput,
-    "claim_job": c.ClaimRequest,
-    "discover_capabilities": c.DiscoverRequest,
-    "select_snapshot": c.SelectRequest,
-    "load_data_plane": c.LoadDataPlaneRequest,
-    "restore_checkpoint": c.RestoreCheckpointRequest,
-    "start_controller": c.StartControllerRequest,
-    "discard_continuations": c.DiscardContinuationsRequest,
-    "resume_restored": c.ResumeRestoredRequest,
-    "start_pumps": c.StartPumpsRequest,
-    "drop_restored": c.DropRestoredRequest,
+    "claim_job": restore.ClaimRequest,
+    "discover_capabilities": restore.RestoreStep,
+    "select_snapshot": restore.SelectRequest,
+    "load_data_plane": restore.LoadRequest,
+    "restore_checkpoint": restore.RestoreCheckpointRequest,
+    "start_controller": restore.LoadRequest,
+    "discard_continuations": restore.RestoreStep,
+    "resume_restored": restore.ResumeRestoredRequest,
+    "start_pumps": restore.StartPumpsRequest,
+    "drop_restored": restore.DropRestoredRequest,
 }
 
 

@@ -8,7 +8,8 @@ from unittest.mock import Mock
 import pytest
 from temporalio.exceptions import ApplicationError
 
-from activities.contract import BeginResult, SaveInput
+from activities.contract import SaveInput
+from activities.contract.save import BeginResult
 from workflows.journal import Journal
 from workflows.save_snapshot import SaveSnapshot
 

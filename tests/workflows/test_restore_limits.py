@@ -8,7 +8,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from activities.contract import ClaimResult, DiscoverResult, RestoreInput
+from activities.contract import RestoreInput
+from activities.contract.restore import ClaimResult, DiscoverResult
 from workflows.journal import Journal
 from workflows.restore_snapshot import RestoreSnapshot
 
@@ -23,10 +24,10 @@ async def test_a_wait_for_servers_of_any_length_ends_by_itself(
     restore._claimed = ClaimResult(incarnation=2, schedule_was_running=True, restore_wait_s=3600)
     limits: list[timedelta] = []
 
-    async def phase(_: str, __: Any, ___: Any, limit: timedelta) -> DiscoverResult:
+    async def row(_: str, __: Any, ___: Any, limit: timedelta) -> DiscoverResult:
         limits.append(limit)
         return DiscoverResult(servers=[], ms=0)
 
-    monkeypatch.setattr(restore, "_phase", phase)
+    monkeypatch.setattr(restore, "_row", row)
     await restore._discover_capabilities()
     assert limits[0] > timedelta(seconds=3600)

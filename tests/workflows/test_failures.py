@@ -10,7 +10,7 @@ from temporalio.exceptions import (
     TimeoutType,
 )
 
-from workflows.journal import reason_of
+from workflows.failures import reason_of
 
 
 def failed(cause: BaseException) -> ActivityError:
@@ -39,7 +39,7 @@ def timed_out(cause: BaseException | None) -> TimeoutError:
 
 
 def test_an_error_that_lasts_until_the_deadline_keeps_its_type_and_sentence() -> None:
-    """Temporal 1.32 wraps the last try's failure so. Break: workflows/journal.py: see a timeout."""
+    """Temporal 1.32 wraps the last failure so. Break: workflows/failures.py: see a timeout."""
     ray = ApplicationError("nobody listens at RAY_ADDRESS", {"a": 1}, type="ray_unreachable")
     reason = reason_of(failed(timed_out(ray)))
     assert (reason.type, reason.message) == ("ray_unreachable", "nobody listens at RAY_ADDRESS")
