@@ -41,7 +41,7 @@ from rl.messages import (
 from rl.nemo_gym.actor import nemo_gym
 from rl.nemo_gym.client import NemoGymClient
 from rl.nemo_gym.joining import discover_and_join
-from rl.records.loader import Loader
+from rl.records.dataset import read_dataset
 from rl.snapshots import incarnations
 from rl.snapshots.one_job import refuse_other_job, stands_in_the_way
 
@@ -292,7 +292,7 @@ async def start_fresh(
         Superseded: Somebody else has started or restored the job meanwhile.
         ServersMissing, ServerUnfit: The fleet is not what the job needs.
     """
-    loader = await asyncio.to_thread(Loader.open, workload)
+    dataset = await asyncio.to_thread(read_dataset, workload.dataset)
     folder = config.job_folder
     newest = await asyncio.to_thread(incarnations.newest, folder)
     try:
@@ -311,7 +311,7 @@ async def start_fresh(
             participant=SINGLE_CONTROLLER,
             details={"job_id": found.job_id, "incarnation": found.incarnation},
         )
-    loader.demand_agents([server.name for server in config.servers if server.kind == "agent"])
+    dataset.require_agents([server.name for server in config.servers if server.kind == "agent"])
     old = await actors()
     incarnation = await asyncio.to_thread(incarnations.claim, folder, owner, after=newest)
     await asyncio.to_thread(incarnations.demand_newest, folder, incarnation)

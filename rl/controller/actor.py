@@ -1,6 +1,6 @@
-"""The Ray actor `SingleController`.
+"""The Ray actor `SingleController`: puts `rl.controller.controller` on one event loop.
 
-A thin shell that puts `rl.controller.controller` on one event loop.  Guarantees: `renew`, `status`
+Guarantees: `renew`, `status`
 and `resume_checkpoint` have a concurrency group of their own, so no queue of other calls delays
 them; they hop to the loop on which all state is touched. A call of another incarnation is refused.
 Losing this actor ends the live job (`max_restarts=0`): its state is in memory, and the answer is a
@@ -18,9 +18,8 @@ import ray
 
 from gym.logs import configure_logging
 from gym.protocol import StaleIncarnation, WrittenFile
-from rl.controller.actor_ports import RayGym, RayHost
+from rl.controller.collaborators import Collaborators, DataPlaneHostClient, NemoGymClient
 from rl.controller.controller import Controller, not_started
-from rl.controller.ports import Collaborators
 from rl.errors import ControllerLost
 from rl.messages import (
     SINGLE_CONTROLLER,
@@ -56,7 +55,6 @@ class SingleController:
     """
 
     def __init__(self, config: JobConfig, incarnation: int, servers: list[JoinedServer]) -> None:
-        """Not started: everything but `status` is refused."""
         configure_logging(SINGLE_CONTROLLER)
         self._config = config
         self._incarnation = incarnation
@@ -72,41 +70,41 @@ class SingleController:
     async def begin_checkpoint(
         self, job_id: str, checkpoint_id: str, name: str | None
     ) -> BeginAnswer:
-        """See `CheckpointDesk.begin`; the answer tells the incarnation.
+        """See `SaveCoordinator.begin`; the answer tells the incarnation.
 
         Raises:
             OtherJob: A worker of another job has joined this cluster.
         """
         refuse_other_job(job_id, self._config.job_id)
-        return await self._started().begin_checkpoint(checkpoint_id, name)
+        return await self._started().saves.begin(checkpoint_id, name)
 
-    async def close_admission(self, incarnation: int, checkpoint_id: str, budget_s: float) -> int:
-        """See `CheckpointDesk.close_admission`."""
-        return await self._of(incarnation).close_admission(checkpoint_id, budget_s)
+    async def close_admission(self, incarnation: int, checkpoint_id: str, timeout_s: float) -> int:
+        """See `SaveCoordinator.close_admission`."""
+        return await self._of(incarnation).saves.close_admission(checkpoint_id, timeout_s)
 
     async def cut_rl_state(
-        self, incarnation: int, checkpoint_id: str, folder_name: str, budget_s: float
+        self, incarnation: int, checkpoint_id: str, folder_name: str, timeout_s: float
     ) -> CutAnswer:
-        """See `CheckpointDesk.cut`."""
-        return await self._of(incarnation).cut_rl_state(checkpoint_id, folder_name, budget_s)
+        """See `SaveCoordinator.cut`."""
+        return await self._of(incarnation).saves.cut(checkpoint_id, folder_name, timeout_s)
 
     @_control
     async def renew(self, incarnation: int, checkpoint_id: str, lease_s: float) -> bool:
-        """See `CheckpointDesk.renew`."""
+        """See `SaveCoordinator.renew`."""
         controller = self._of(incarnation)
-        return await self._hop(lambda: controller.renew(checkpoint_id, lease_s))
+        return await self._hop(lambda: controller.saves.renew(checkpoint_id, lease_s))
 
     @_control
     async def resume_checkpoint(
         self, incarnation: int, checkpoint_id: str, published: str | None
     ) -> float | None:
-        """See `CheckpointDesk.resume`."""
+        """See `SaveCoordinator.resume`."""
         controller = self._of(incarnation)
-        return await self._hop(lambda: controller.resume_checkpoint(checkpoint_id, published))
+        return await self._hop(lambda: controller.saves.resume(checkpoint_id, published))
 
     @_control
     async def status(self) -> ControllerStatus:
-        """Where the job stands; always answered, and without an incarnation."""
+        """State of the job; always answered, and without an incarnation."""
         if self._controller is None:
             return not_started(self._config, self._incarnation)
         return await self._hop(self._controller.status)
@@ -114,7 +112,7 @@ class SingleController:
     @_control
     async def servers(self, incarnation: int) -> list[JoinedServer]:
         """The servers that joined; also before the start (a NemoGym actor may come back then)."""
-        self._demand(incarnation)
+        self._require(incarnation)
         return self._servers
 
     async def start_fresh(self, incarnation: int, workload: Workload) -> None:
@@ -124,15 +122,15 @@ class SingleController:
     async def start_restored(
         self, incarnation: int, restore_id: str, folder_abs: str, files: list[WrittenFile]
     ) -> StartAnswer:
-        """See `Restoring.start`."""
+        """See `RestoreCoordinator.start`."""
         controller = await self._attached(incarnation)
-        return await controller.start_restored(restore_id, Path(folder_abs), files)
+        return await controller.restore.start(restore_id, Path(folder_abs), files)
 
     async def discard_continuations(
         self, incarnation: int, restore_id: str
     ) -> list[ContinuedRollout]:
-        """See `Restoring.discard`."""
-        return await self._of(incarnation).discard_continuations(restore_id)
+        """See `RestoreCoordinator.discard`."""
+        return await self._of(incarnation).restore.discard(restore_id)
 
     async def start_pumps(self, incarnation: int) -> int:
         """See `Controller.start_pumps`."""
@@ -141,13 +139,13 @@ class SingleController:
     # --- the shell ----------------------------------------------------------------------------
 
     async def _attached(self, incarnation: int) -> Controller:
-        self._demand(incarnation)
+        self._require(incarnation)
         async with self._attaching:
             if self._controller is None:
                 collaborators = Collaborators(
                     data_plane=await self._attach(),
-                    host=RayHost(incarnation),
-                    gym=RayGym(incarnation),
+                    host=DataPlaneHostClient(incarnation),
+                    gym=NemoGymClient(incarnation),
                     folder=SnapshotFolder(self._config),
                 )
                 self._loop = asyncio.get_running_loop()
@@ -156,7 +154,7 @@ class SingleController:
                 )
         return self._controller
 
-    def _demand(self, incarnation: int) -> None:
+    def _require(self, incarnation: int) -> None:
         if incarnation != self._incarnation:
             raise StaleIncarnation(
                 f"this is incarnation {self._incarnation}", participant=SINGLE_CONTROLLER
@@ -168,7 +166,7 @@ class SingleController:
         return self._controller
 
     def _of(self, incarnation: int) -> Controller:
-        self._demand(incarnation)
+        self._require(incarnation)
         return self._started()
 
     async def _hop(self, call: Callable[[], T]) -> T:

@@ -1,119 +1,75 @@
-"""RL's part of a snapshot: taken as immutable copies under the barrier, written off the loop.
+"""The cut of a save: RL's records and TransferQueue, of one moment (design section 4).
 
-Guarantees: ledger, loader place and replay index are of one moment; what is written agrees with
-the servers and with TransferQueue (`rl.records.inventories`). Every file is synced and digested.
+Guarantees: nothing changes in TransferQueue or in RL's records between the copy of the records and
+the end of TransferQueue's save. The answer is given only if every server held the checkpoint after
+all files were on disk.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+import logging
 from pathlib import Path
 
-from gym.durable import refusal_of_the_disk, write_durably
-from gym.protocol import NotReady, WrittenFile
-from rl.controller.job_state import JobState
-from rl.controller.ports import DataPlanePort
+from gym.protocol import TurnpointError, WrittenFile
+from rl.controller.collaborators import Collaborators, DataPlaneHostClient
+from rl.controller.job_state import JobState, Mark
 from rl.data_plane.names import STAGING, TRAINING
-from rl.errors import InventoryMismatch
-from rl.messages import SINGLE_CONTROLLER, Inventory
-from rl.records.inventories import compare
-from rl.records.loader import LOADER_FILE, LoaderPlace
-from rl.records.recovery_ledger import LEDGER_FILE, RecoveryLedger, RolloutRecord, for_snapshot
-from rl.records.replay_index import INDEX_FILE, Grouping, ReadyGroup, ReplayIndex, ready_groups
-from rl.snapshots.check import verified_bytes
+from rl.messages import CutAnswer
+from rl.records.snapshot_part import capture, write_records
+from rl.snapshots.topology import topology_of
+
+_log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Picture:
-    """RL's bookkeeping at one moment; nothing in it changes any more."""
+async def take_cut(
+    job: JobState, others: Collaborators, checkpoint_id: str, folder: Path
+) -> tuple[CutAnswer, Mark]:
+    """Save RL's part of a snapshot below `folder`; answers it with the mark of its moment.
 
-    records: dict[str, RolloutRecord]
-    groups: dict[str, ReadyGroup]
-    place: LoaderPlace
-
-
-async def take_picture(job: JobState, plane: DataPlanePort, inventory: Inventory) -> Picture:
-    """Copy and compare. Call it inside the barrier's cut.
+    When it is cancelled, or a file of RL's cannot be written, TransferQueue's save goes on.
 
     Raises:
         NotReady: An acknowledgement is owed.
-        InventoryMismatch: Ledger, servers, index and TransferQueue disagree.
+        InventoryMismatch: Ledger, servers and TransferQueue disagree.
+        DataPlaneLost: TransferQueue does not answer, or did not save.
+        NoSpace, NotWritten: The disk refuses.
+        NotHeld: A server no longer has this checkpoint.
     """
-    if owed := job.ledger.owed():
-        raise NotReady(
-            f"{len(owed)} acknowledgements are owed",
-            details={"rollouts": [record.rollout_id for record in owed][:100]},
+    inventory = await others.gym.inventory(checkpoint_id)
+    await job.ledger.wait_paid()
+    async with job.barrier.cut():
+        staging_keys = await job.data_plane(others.data_plane.keys(STAGING))
+        training_keys = await job.data_plane(others.data_plane.keys(TRAINING))
+        mark, rows_put = job.mark(staging_keys), job.rows_put
+        captured = capture(
+            job.ledger,
+            job.loader,
+            job.index,
+            inventory,
+            staging_keys=staging_keys,
+            training_keys=training_keys,
         )
-    staging = await job.data_plane(plane.keys(STAGING))
-    training = await job.data_plane(plane.keys(TRAINING))
-    live = job.ledger.copy()
-    held = compare(live, inventory, staging_keys=staging, training_keys=training)
-    started = {name: held.storage.get(name, []) for name in held.continuations}
-    picture = Picture(for_snapshot(live, started), job.index.copy(), job.loader.place)
-    demand_agreement(picture, job.loader.given(), job.loader.group)
-    return picture
-
-
-def demand_agreement(picture: Picture, given: list[str], group: Grouping) -> None:
-    """Ledger, loader and index agree among themselves.
-
-    Raises:
-        InventoryMismatch: A rollout was given out and is not in the ledger, or the other way
-            round, or the index lists other groups than are finished.
-    """
-    if list(picture.records) != given:
-        raise InventoryMismatch("the loader has given out other rollouts than the ledger holds")
-    if picture.groups != ready_groups(picture.records, group):
-        raise InventoryMismatch("the replay index lists other groups than are finished")
-
-
-async def write_picture(picture: Picture, folder: Path) -> list[WrittenFile]:
-    """Write RL's three files below `<folder>/rl/`, synced.
-
-    Raises:
-        NoSpace, NotWritten: The disk refuses; the file is named.
-    """
-    return await asyncio.to_thread(_write, picture, folder)
-
-
-def _write(picture: Picture, folder: Path) -> list[WrittenFile]:
-    parts: list[tuple[str, bytes, int | None]] = [
-        (LOADER_FILE, picture.place.encode(), None),
-        (INDEX_FILE, ReplayIndex.encode(picture.groups), len(picture.groups)),
-        (LEDGER_FILE, RecoveryLedger.encode(picture.records), len(picture.records)),
-    ]
-    files = []
-    for path, data, records in parts:
-        try:
-            write_durably(folder / path, data)
-        except OSError as error:
-            raise refusal_of_the_disk(error, participant=SINGLE_CONTROLLER) from error
-        digest = hashlib.sha256(data).hexdigest()
-        files.append(WrittenFile(path=path, bytes=len(data), records=records, sha256=digest))
-    return files
-
-
-def read_picture(folder: Path, files: Iterable[WrittenFile]) -> Picture:
-    """Read RL's three files back. Blocks on the disk: call it in a thread.
-
-    Args:
-        folder: The snapshot folder.
-        files: The manifest's files; RL's own are picked out.
-
-    Raises:
-        DigestMismatch: A file is missing, not listed, or not the one that was written.
-        UnsupportedSchema, SnapshotDamaged: It is, and it does not parse.
-    """
-    listed = {file.path: file for file in files}
-    data = {
-        path: verified_bytes(folder, path, listed.get(path))
-        for path in (LOADER_FILE, INDEX_FILE, LEDGER_FILE)
-    }
-    return Picture(
-        records=RecoveryLedger.decode(data[LEDGER_FILE]).copy(),
-        groups=ReplayIndex.decode(data[INDEX_FILE]).copy(),
-        place=LoaderPlace.decode(data[LOADER_FILE]),
+        stored, own = await asyncio.gather(
+            job.storing.run(checkpoint_id, None, lambda: _store(others.host, folder)),
+            asyncio.to_thread(write_records, captured, folder),
+        )
+    servers = await others.gym.confirm_held(checkpoint_id)
+    answer = CutAnswer(
+        files=[*stored, *own],
+        unfinished=captured.unfinished,
+        finished=len(captured.records) - captured.unfinished,
+        rows_put=rows_put,
+        topology=topology_of(job.config, job.servers, job.loader.semantic),
+        servers=servers,
     )
+    return answer, mark
+
+
+async def _store(host: DataPlaneHostClient, folder: Path) -> list[WrittenFile]:
+    try:
+        return await host.save(str(folder))
+    except TurnpointError as error:
+        # Logged, too: the cut that waits for it may have ended.
+        _log.warning(error.code, extra={"event": "background_error"})
+        raise

@@ -2,11 +2,11 @@
 
 Guarantees: `next()`, the run number and the ledger reservation are one barrier section, and
 `/run` follows it. A finished rollout's row, the ledger change and the owed acknowledgement are
-one section; the staging rows are read before it. Each rollout is taken over exactly once,
-whatever answers come twice. Restored unfinished rollouts go first. No run is sent while
-admission is closed; results are taken over all the same.
+one section; the staging rows are read before it. One task drives each rollout, so its result is
+taken over exactly once. Restored unfinished rollouts go first. No run is sent while admission is
+closed; results are taken over all the same.
 
-A run that fails is dropped by its agent, whose result nobody would acknowledge, and started over
+A run that fails is dropped by its agent, since its result is never acknowledged, and started over
 as run n+1, until `max_runs` have failed: then the rollout finishes as failed, with one row
 without reward, and every server forgets it.
 """
@@ -28,44 +28,41 @@ from gym.protocol import (
     digest_of,
 )
 from rl.controller.acknowledgements import Acknowledgements
+from rl.controller.collaborators import Collaborators
 from rl.controller.job_state import JobState
-from rl.controller.ports import DataPlanePort, GymPort
 from rl.data_plane.names import STAGING
 from rl.data_plane.rows import StagingRow, TrainingRow, assemble
 from rl.errors import DataPlaneLost, JobError
-from rl.messages import JobPhase, RunRequest, RunResult
-from rl.records.recovery_ledger import RolloutRecord, RunState
-from rl.records.replay_index import is_over
+from rl.messages import RunRequest, RunResult
+from rl.records.replay_index import ready_groups
+from rl.records.rollout_record import RolloutRecord
 
 _log = logging.getLogger(__name__)
 _JOB_IS_LOST = (NotJoined, StaleIncarnation, StaleInstance, Unauthorized, JobError)
-"""Errors of a run that no further run can mend: a process with state was lost, be it the agent
-(it answers so itself) or a server that it calls (the run fails so)."""
+"""Errors of a run that no further run can mend: a process with state was lost, either the agent
+(it answers so itself) or a server that it calls (the run fails with that error)."""
 
 
 class RolloutPump:
     """Keeps `max_inflight` rollouts under way until the loader's end."""
 
-    def __init__(self, job: JobState, data_plane: DataPlanePort, gym: GymPort) -> None:
-        """Nothing is sent before `start`."""
+    def __init__(self, job: JobState, collaborators: Collaborators) -> None:
         self._job = job
-        self._data_plane = data_plane
-        self._gym = gym
-        self._acknowledgements = Acknowledgements(job, gym)
+        self._data_plane = collaborators.data_plane
+        self._gym = collaborators.gym
+        self._acknowledgements = Acknowledgements(job, collaborators.gym)
         self._again: int | None = None
-        self._taking: set[str] = set()
-        """Rollouts of which a result is being taken over now."""
 
     def start(self) -> int:
         """Begin to send; repeatable.
 
         Returns:
-            How many restored unfinished rollouts are sent again.
+            Number of restored unfinished rollouts that are sent again.
         """
         if self._again is None:
             again = [r.rollout_id for r in self._job.ledger.copy().values() if r.unfinished]
             self._again = len(again)
-            self._job.phase = JobPhase.RUNNING
+            self._job.begin_sending()
             self._job.spawn(self._feed(again))
         return self._again
 
@@ -84,8 +81,7 @@ class RolloutPump:
         if under_way:
             await asyncio.wait(under_way)
         await self._job.ledger.wait_paid()
-        if self._job.phase is JobPhase.RUNNING:
-            self._job.phase = JobPhase.FINISHED
+        self._job.finish()
 
     async def _reserve(self) -> str | None:
         await self._job.admission.wait_open()
@@ -100,7 +96,7 @@ class RolloutPump:
     async def _drive(self, rollout_id: str) -> None:
         """One rollout, over as many runs as it takes."""
         row = self._job.loader.prompt(rollout_id).row
-        while (record := self._job.ledger.get(rollout_id)) is not None and record.unfinished:
+        while (record := self._job.ledger[rollout_id]).unfinished:
             await self._job.admission.wait_open()
             attempt = record.run.attempt_index
             self._job.ledger.started(rollout_id, attempt)
@@ -118,7 +114,7 @@ class RolloutPump:
                 else:
                     await self._acknowledgements.let_go(record)
             else:
-                await self.take_over(result, chain)
+                await self._take_over(result, chain)
 
     async def _chain(self, result: RunResult) -> list[StagingRow]:
         """The staging rows of a result, oldest first, each the one that the ledger names."""
@@ -136,46 +132,36 @@ class RolloutPump:
                 raise DataPlaneLost("a staging row is not the one staged", details={"key": key})
         return [rows[key] for key in keys]
 
-    async def take_over(self, result: RunResult, chain: list[StagingRow]) -> None:
-        """Make a result RL's own, exactly once.
+    async def _take_over(self, result: RunResult, chain: list[StagingRow]) -> None:
+        """Make a result RL's own: its row, the ledger, and the acknowledgement from now on owed.
 
         Args:
-            result: What a run left.
+            result: Answer of the run that is under way.
             chain: Its staging rows, oldest first.
         """
         ledger = self._job.ledger
         row = assemble(chain, result.reward, canonical_json(result.result))
         async with self._job.barrier.mutation():
-            # Sections run together: the ledger alone would let two answers of one run in. The
-            # first one acknowledges; doing it here would be too early.
-            if result.rollout_id in self._taking:
-                return
-            if not ledger.expects(result.rollout_id, result.attempt_index):
-                self._acknowledgements.drop(result, result.agent)
-                return
-            self._taking.add(result.rollout_id)
-            try:
-                await self._put(result.rollout_id, row, _tag(result))
-                record = ledger.finish(
-                    result.rollout_id,
-                    result.attempt_index,
-                    reward=result.reward,
-                    result_digest=result.result_digest,
-                    staging_keys=[record.coordinates.key for record in result.records],
-                )
-            finally:
-                self._taking.discard(result.rollout_id)
-            if any(run.state is RunState.FAILED for run in record.runs):
+            ledger.under_way(result.rollout_id, result.attempt_index)  # before its row is put
+            await self._put(result.rollout_id, row, _tag(result))
+            record = ledger.finish(
+                result.rollout_id,
+                result.attempt_index,
+                reward=result.reward,
+                result_digest=result.result_digest,
+                staging_keys=[record.coordinates.key for record in result.records],
+            )
+            if record.failed_runs:
                 # A call of theirs may have been staged after they had failed.
                 await self._job.data_plane(self._clear_staged(record))
-            self._group(result.rollout_id)
+            self._update_index(result.rollout_id)
         self._acknowledgements.send(record)
 
     async def _fail(self, record: RolloutRecord, error: TurnpointError) -> bool:
-        """A run has failed: run n+1 is recorded, or the rollout finishes as failed.
+        """Record that a run has failed, and run n+1, or finish the rollout as failed.
 
         Returns:
-            Whether the rollout has finished.
+            True if the rollout has finished.
         """
         rollout_id, attempt = record.rollout_id, record.run.attempt_index
         ledger = self._job.ledger
@@ -185,37 +171,37 @@ class RolloutPump:
         async with self._job.barrier.mutation():
             await self._job.data_plane(self._clear_staged(record))
             failed = ledger.fail(rollout_id, attempt, error.code)
-            runs = sum(run.state is RunState.FAILED for run in failed.runs)
-            if runs < self._job.config.max_runs:
+            if failed.failed_runs < self._job.config.max_runs:
                 ledger.next_run(rollout_id, self._job.incarnation)
                 return False
             row = assemble([], None, canonical_json({"failed": error.code}))
             tag = {"rollout_id": rollout_id, "attempt_index": attempt, "failed": error.code}
             empty = {"reward": None, "turns": 0, "mutations": 0}
             await self._put(rollout_id, row, tag | empty)
-            self._group(rollout_id)
+            self._update_index(rollout_id)
             return True
 
     async def _put(self, rollout_id: str, row: TrainingRow, tag: dict[str, object]) -> None:
         """Put a finished rollout's row, and count it: a second put would only overwrite it."""
         await self._job.data_plane(self._data_plane.put_training(rollout_id, row, tag))
-        self._job.rows_put += 1
+        self._job.count_row()
 
     async def _clear_staged(self, record: RolloutRecord) -> None:
-        """Clear what was staged for the rollout; what a finished one owns stays."""
+        """Clear rows staged for the rollout, except those that it owns as finished."""
         owned = set(record.staging_keys) if record.finished else set()
         names = {capture_key(record.rollout_id, run.attempt_index) for run in record.runs}
         staged = await self._data_plane.keys(STAGING) - owned
         await self._data_plane.clear(STAGING, [k for k in staged if k.split("/")[1] in names])
 
-    def _group(self, rollout_id: str) -> None:
-        group_id, members = self._job.loader.group(rollout_id)
-        if is_over(self._job.ledger.get, members):
-            self._job.index.add(group_id, members)
+    def _update_index(self, rollout_id: str) -> None:
+        """Add the rollout's group to the replay index if this was the last of its rollouts."""
+        ledger, group = self._job.ledger, self._job.loader.group
+        members = {name: ledger[name] for name in group(rollout_id)[1] if name in ledger}
+        self._job.index.update(ready_groups(members, group))
 
 
 def _tag(result: RunResult) -> dict[str, object]:
-    """What a reader of the row wants to know without reading it."""
+    """Values that a reader of the row needs without reading it."""
     revisions = result.resource_revisions.values()
     return {
         "rollout_id": result.rollout_id,

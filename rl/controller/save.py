@@ -2,8 +2,8 @@
 
 Guarantees (design section 4): one save at a time, and each operation has the effect of once per
 checkpoint id; a repeat while it runs joins it. An id that has ended here (resumed, compensated,
-or its lease ran out) can no longer do anything. Nothing stays closed once nobody renews: at the
-lease's end admission opens, the barrier is released, the cut is condemned, and the tmp folder is
+or its lease ran out) can no longer do anything. Nothing stays closed once the lease is not renewed:
+at its end admission opens, the barrier is released, the cut is condemned, and the tmp folder is
 renamed to trash once TransferQueue's save has returned. A cut is answered only if this
 controller and every server held the checkpoint when it was complete.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from dataclasses import dataclass
 
 from gym.ended_ids import EndedIds, stale
 from gym.lease import Lease
@@ -21,43 +21,61 @@ from gym.protocol import (
     DeadlineExceeded,
     InvalidPhase,
     InvalidRequest,
-    Phase,
     TurnpointError,
-    WrittenFile,
 )
-from rl.controller.cut import Picture, take_picture, write_picture
-from rl.controller.job_state import JobState
-from rl.controller.ports import Collaborators
-from rl.controller.saves import Ended, LastSnapshot, Mark, Save
-from rl.data_plane.names import STAGING
+from gym.single_flight import SingleFlight
+from rl.controller.collaborators import Collaborators
+from rl.controller.cut import take_cut
+from rl.controller.job_state import JobState, Mark
+from rl.controller.preconditions import (
+    Refusal,
+    refused_as_unchanged,
+    refused_at_once,
+    refused_by_servers,
+    refused_for_space,
+)
 from rl.errors import DataPlaneBusy
-from rl.messages import SINGLE_CONTROLLER, BeginAnswer, CutAnswer, JobPhase, ServerReport
-from rl.snapshots.topology import topology_of
+from rl.messages import SINGLE_CONTROLLER, BeginAnswer, CutAnswer
 
 _log = logging.getLogger(__name__)
-_STATUS_LIMIT_S = 5.0
-_LEAST_FREE_BYTES = 16 << 20
-_TIMES_THE_NEWEST = 2
-"""A snapshot is written beside the newest one and may have grown since."""
 
 
-class CheckpointDesk:
-    """Where saves are begun and ended."""
+@dataclass
+class Save:
+    """The save that holds the controller."""
 
-    def __init__(self, job: JobState, with_: Collaborators) -> None:
-        """No save holds the controller."""
+    checkpoint_id: str
+    closed_at: float | None = None
+    """Time at which admission closed, on the clock that measures the pause."""
+    owed_at_close: frozenset[str] = frozenset()
+    """Rollouts whose acknowledgement was owed at that time."""
+    mark: Mark | None = None
+    """Of its cut, once that is complete."""
+    ended: bool = False
+
+
+@dataclass
+class EndedSave:
+    """Memory of a save that can no longer do anything."""
+
+    pause_s: float | None = None
+    mark: Mark | None = None
+
+
+class SaveCoordinator:
+    """Runs one save after the other."""
+
+    def __init__(self, job: JobState, collaborators: Collaborators) -> None:
         self._job = job
-        self._with = with_
+        self._others = collaborators
         self._save: Save | None = None
-        self._ended = EndedIds(Ended, participant=SINGLE_CONTROLLER)
+        self._begins = SingleFlight[str]("this checkpoint id", participant=SINGLE_CONTROLLER)
+        self._cuts = SingleFlight[str]("this checkpoint id", participant=SINGLE_CONTROLLER)
+        self._ended = EndedIds(EndedSave, participant=SINGLE_CONTROLLER)
         self._at_the_folder = asyncio.Lock()
-        self._busy: asyncio.Task[list[WrittenFile]] | None = None
-        self._clearing: asyncio.Task[None] | None = None
-        self._lease = Lease(self._lease_ended, clock=with_.lease_clock)
-        self.last = LastSnapshot()
-        job.on_failure(self._job_failed)
-
-    # --- what status shows --------------------------------------------------------------------
+        self._clearing: set[asyncio.Task[None]] = set()
+        self._lease = Lease(self._on_lease_end, clock=collaborators.lease_clock)
+        job.on_failure(self._on_job_failure)
 
     @property
     def checkpoint_id(self) -> str | None:
@@ -74,43 +92,49 @@ class CheckpointDesk:
     # --- the operations -----------------------------------------------------------------------
 
     async def begin(self, checkpoint_id: str, name: str | None) -> BeginAnswer:
-        """Agree to a save, or say why not; nothing stands still yet.
+        """Agree to a save or refuse it; nothing pauses yet.
+
+        Args:
+            checkpoint_id: The save.
+            name: Name of a manual save, which is never skipped as unchanged.
 
         Raises:
             StaleCheckpoint: The id has ended here.
             ControllerLost: The controller was not started, or the job has failed.
             NoSpace, NotWritten: The snapshot folder cannot be written.
         """
-        self._lease.check()
-        self._job.require_started()
-        self._ended.require_not_ended(checkpoint_id)
+        self._require_usable(checkpoint_id)
         save = self._save
         if save is None or save.checkpoint_id != checkpoint_id:
-            if (refused := self._refusal()) is not None:
-                return refused
-            save = self._save = Save(checkpoint_id, self._job.config.save.lease_s)
-            save.begun = asyncio.create_task(self._begin(save, name))
-            save.begun.add_done_callback(_retrieve)
-        self._lease.extend(save.lease_s)
-        return await asyncio.shield(save.begun)
+            refusal = refused_at_once(self._job, save.checkpoint_id if save else None)
+            if refusal is not None:
+                return self._refused(refusal)
+            save = self._save = Save(checkpoint_id)
+        self._lease.extend(self._job.config.save.lease_s)
+        return await self._begins.run(
+            checkpoint_id,
+            None,
+            lambda: self._begin(save, name),
+            record=lambda answer: answer.agreed,
+        )
 
-    async def close_admission(self, checkpoint_id: str, budget_s: float) -> int:
+    async def close_admission(self, checkpoint_id: str, timeout_s: float) -> int:
         """Send no further run; return when what was owed at that moment is acknowledged.
 
         Returns:
-            How many acknowledgements were owed when admission closed.
+            Number of acknowledgements that were owed when admission closed.
 
         Raises:
-            DeadlineExceeded: Some were still owed after `budget_s`; their rollouts are named.
+            DeadlineExceeded: Some were still owed after `timeout_s`; their rollouts are named.
             StaleCheckpoint, CheckpointConflict, InvalidPhase: The id does not hold the controller.
         """
-        save, _ = self._held(checkpoint_id)
+        save, _ = self._require_holder(checkpoint_id)
         if save.closed_at is None:
-            save.closed_at = self._with.clock()
+            save.closed_at = self._others.clock()
             save.owed_at_close = frozenset(r.rollout_id for r in self._job.ledger.owed())
             self._job.admission.close()
         try:
-            async with asyncio.timeout(budget_s):
+            async with asyncio.timeout(timeout_s):
                 await self._job.ledger.wait_paid(save.owed_at_close)
         except TimeoutError:
             self._ended.require_not_ended(checkpoint_id)
@@ -122,37 +146,36 @@ class CheckpointDesk:
         self._ended.require_not_ended(checkpoint_id)
         return len(save.owed_at_close)
 
-    async def cut(self, checkpoint_id: str, folder: str, budget_s: float) -> CutAnswer:
-        """RL's own part of the snapshot, and the proof that everybody still held it.
+    async def cut(self, checkpoint_id: str, folder: str, timeout_s: float) -> CutAnswer:
+        """Save RL's own part of the snapshot, and prove that every server still held it then.
 
         Raises:
             NotReady: An acknowledgement is owed.
             InventoryMismatch: Ledger, servers and TransferQueue disagree.
-            DeadlineExceeded: It was not complete after `budget_s`.
+            DeadlineExceeded: It was not complete after `timeout_s`.
             DataPlaneBusy: TransferQueue's save of an earlier try has not returned.
             NotHeld: A server no longer has this checkpoint.
+            NoSpace, NotWritten: The disk refuses.
             StaleCheckpoint, CheckpointConflict, InvalidPhase: The id does not hold the controller.
         """
-        save, begun = self._held(checkpoint_id)
+        save, begun = self._require_holder(checkpoint_id)
         if save.closed_at is None:
             raise InvalidPhase("close_admission comes before the cut")
         if folder != begun.folder:
             raise InvalidRequest("folder: not the one that this checkpoint has reserved")
-        task = save.cut
-        if task is None or (task.done() and task.exception() is not None):
-            if save.storing is not None and not save.storing.done():
-                raise DataPlaneBusy("TransferQueue's save of an earlier try has not returned")
-            task = save.cut = asyncio.create_task(self._cut(save, folder, budget_s))
-            task.add_done_callback(_retrieve)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if save.ended:
-                raise stale(checkpoint_id, SINGLE_CONTROLLER) from None
-            raise
+        if checkpoint_id not in self._cuts and self._job.storing.running:
+            raise DataPlaneBusy("TransferQueue's save of an earlier try has not returned")
+        return await self._cuts.run(
+            checkpoint_id, None, lambda: self._cut(save, folder, timeout_s), record=lambda _: True
+        )
 
     def renew(self, checkpoint_id: str, lease_s: float) -> bool:
-        """Extend the lease to `lease_s` from now, if this id holds the controller."""
+        """Extend the lease to `lease_s` from now; False if this id does not hold the controller.
+
+        Raises:
+            ControllerLost: The controller was not started, or the job has failed.
+        """
+        self._job.require_started()
         self._lease.check()
         if self._save is None or self._save.checkpoint_id != checkpoint_id:
             return False
@@ -160,244 +183,141 @@ class CheckpointDesk:
         return True
 
     def resume(self, checkpoint_id: str, published: str | None) -> float | None:
-        """Open admission; always answered, also the compensation's last step.
+        """Open admission; also the compensation's last step, and answered by a failed job.
 
         Args:
-            checkpoint_id: The save; whatever it is, it can do nothing here any more.
+            checkpoint_id: The save; from now on it can do nothing here, whatever it was.
             published: Name of its snapshot, if there is one.
 
         Returns:
             Seconds from admission closing to opening; None if it never closed for this id.
+
+        Raises:
+            ControllerLost: The controller was not started.
         """
+        _ = self._job.loader
         self._lease.check()
         save = self._save
         if save is not None and save.checkpoint_id == checkpoint_id:
             self._end(save, keep_folder=published is not None)
         ended = self._ended.add(checkpoint_id)
         if published is not None:
-            self.last = self.last.or_newer(published, ended.mark)
+            self._job.note_snapshot(published, ended.mark)
         return ended.pause_s
 
-    # --- begin --------------------------------------------------------------------------------
+    # --- private ------------------------------------------------------------------------------
 
-    def _refusal(self) -> BeginAnswer | None:
-        if self._job.phase in (JobPhase.STARTING, JobPhase.RESTORED):
-            return self._refused("restore_not_finished", "the pumps are not started yet")
-        if self._job.phase is JobPhase.FINISHED:
-            return self._refused("job_finished", "every rollout is over")
-        if self._save is not None:
-            return self._refused(
-                "checkpoint_running",
-                "another save (scheduled or manual) is running; wait for it and try again",
-                {"checkpoint_id": self._save.checkpoint_id},
-            )
-        if self._busy is not None:
-            return self._refused("data_plane_busy", "TransferQueue's last save has not returned")
-        return None
+    def _require_usable(self, checkpoint_id: str) -> None:
+        self._lease.check()
+        self._job.require_started()
+        self._ended.require_not_ended(checkpoint_id)
+
+    def _require_holder(self, checkpoint_id: str) -> tuple[Save, BeginAnswer]:
+        """The save of this id, its lease extended, and the answer of its begin."""
+        self._require_usable(checkpoint_id)
+        save = self._save
+        if save is not None and save.checkpoint_id != checkpoint_id:
+            raise CheckpointConflict(f"{save.checkpoint_id} holds the job")
+        begun: BeginAnswer | None = self._begins.answer(checkpoint_id)
+        if save is None or begun is None:
+            raise InvalidPhase("begin_checkpoint comes first")
+        self._lease.extend(self._job.config.save.lease_s)
+        return save, begun
 
     async def _begin(self, save: Save, name: str | None) -> BeginAnswer:
+        job, folder = self._job, self._others.folder
         tmp = snapshot = ""
         try:
-            refused = await self._look(name)
-            # A slow one that has ended meanwhile must not sweep what the next save writes in.
+            refusal = await refused_as_unchanged(job, self._others) if name is None else None
+            refusal = refusal or await refused_by_servers(job, self._others)
+            # One at a time: a slow begin that has ended meanwhile must not sweep the folder that
+            # the next save writes in.
             async with self._at_the_folder:
-                if refused is None and not save.ended:
-                    refused = await self._no_room()
-                if refused is None and not save.ended:
+                if refusal is None and not save.ended:
+                    refusal = await refused_for_space(job, self._others)
+                if refusal is None and not save.ended:
                     tmp, snapshot = await asyncio.to_thread(
-                        self._with.folder.reserve, save.checkpoint_id, self._job.incarnation
+                        folder.reserve, save.checkpoint_id, job.incarnation
                     )
         except BaseException:
             self._let_go(save)
             raise
-        if save.ended:  # resumed or its lease ended meanwhile: `_clear_away` found no folder yet
-            await asyncio.to_thread(self._with.folder.discard, save.checkpoint_id)
+        if save.ended:  # before the folder was there: `_clear_away` may have missed it
+            await asyncio.to_thread(folder.discard, save.checkpoint_id)
             raise stale(save.checkpoint_id, SINGLE_CONTROLLER)
-        if refused is not None:
+        if refusal is not None:
             self._let_go(save)
-            return refused
+            return self._refused(refusal)
         return BeginAnswer(
             agreed=True,
-            incarnation=self._job.incarnation,
+            incarnation=job.incarnation,
             folder=tmp,
             snapshot=snapshot,
-            settings=self._job.config.save,
+            settings=job.config.save,
         )
 
-    async def _look(self, name: str | None) -> BeginAnswer | None:
-        """What would make the save fail later, but for the disk, before anything stands still."""
-        if name is None and self.last.mark is not None:
-            try:
-                async with asyncio.timeout(self._job.config.data_plane_timeout_s):
-                    mark = await self._mark()
-            except TimeoutError:
-                return self._refused("data_plane_busy", "TransferQueue does not answer")
-            if mark == self.last.mark:
-                return self._refused("unchanged", f"nothing has changed since {self.last.name}")
-        try:
-            async with asyncio.timeout(_STATUS_LIMIT_S):
-                servers = await self._with.gym.status()
-        except (TurnpointError, TimeoutError) as error:
-            why = error.code if isinstance(error, TurnpointError) else "no answer"
-            who = getattr(error, "participant", None) or "a server"
-            return self._refused("server_unfit", f"{who}: {why}")
-        silent = {s.name for s in self._job.servers if s.instance_id} - {s.server for s in servers}
-        if silent:
-            return self._refused(
-                "server_unfit",
-                f"no answer from {', '.join(sorted(silent))} as the process that joined: look at "
-                "`turnpoint status` and `turnpoint logs NAME`; one that has restarted has lost its "
-                "state, and `turnpoint restore --replace` brings the job back",
-            )
-        closed = sorted(s.server for s in servers if s.phase is not Phase.OPEN)
-        if closed:
-            return self._refused("server_unfit", f"not open: {', '.join(closed)}")
-        return None
-
-    async def _no_room(self) -> BeginAnswer | None:
-        """The refusal, if too little space is free for another snapshot."""
-        newest = await asyncio.to_thread(self._with.folder.newest_bytes)
-        need = max(_LEAST_FREE_BYTES, _TIMES_THE_NEWEST * newest)
-        free = await asyncio.to_thread(self._with.folder.free_bytes)
-        if free < need:
-            # A save that found the disk full has left its files there, perhaps.
-            await asyncio.to_thread(self._with.folder.make_room, self._job.incarnation)
-            free = await asyncio.to_thread(self._with.folder.free_bytes)
-        if free < need:
-            return self._refused(
-                "no_space",
-                f"{free} bytes are free below the snapshot root, {need} are needed: free some, or "
-                "lower keep_latest_k",
-            )
-        return None
-
-    def _refused(
-        self, refusal: str, reason: str, details: dict[str, Any] | None = None
-    ) -> BeginAnswer:
+    def _refused(self, refusal: Refusal) -> BeginAnswer:
         return BeginAnswer(
             agreed=False,
-            refusal=refusal,
-            reason=reason,
-            details=details or {},
+            refusal=refusal.refusal,
+            reason=refusal.reason,
+            details=dict(refusal.details),
             incarnation=self._job.incarnation,
             settings=self._job.config.save,
         )
 
-    def _let_go(self, save: Save) -> None:
-        if self._save is save:
-            self._save = None
-            self._lease.release()
-
-    # --- cut ----------------------------------------------------------------------------------
-
-    async def _cut(self, save: Save, folder: str, budget_s: float) -> CutAnswer:
+    async def _cut(self, save: Save, folder: str, timeout_s: float) -> CutAnswer:
         path = self._job.config.job_folder / folder
         try:
-            async with asyncio.timeout(budget_s):
-                inventory = await self._with.gym.inventory(save.checkpoint_id)
-                await self._job.ledger.wait_paid()
-                async with self._job.barrier.cut():
-                    save.mark = await self._job.data_plane(self._mark())
-                    rows_put = self._job.rows_put
-                    picture = await take_picture(self._job, self._with.data_plane, inventory)
-                    save.storing = asyncio.create_task(self._with.host.save(str(path)))
-                    save.storing.add_done_callback(_look_at_error)
-                    self._job.saving = save.storing
-                    own = await write_picture(picture, path)
-                    stored = await asyncio.shield(save.storing)
-                servers = await self._with.gym.confirm_held(save.checkpoint_id)
+            async with asyncio.timeout(timeout_s):
+                answer, mark = await take_cut(self._job, self._others, save.checkpoint_id, path)
         except TimeoutError:
             raise DeadlineExceeded(
-                f"the cut was not complete after {budget_s:g} s", participant="SingleController"
+                f"the cut was not complete after {timeout_s:g} s", participant=SINGLE_CONTROLLER
             ) from None
-        self._lease.check()  # an ended lease condemns the cut, whatever its timer did
+        self._lease.check()  # the lease may have ended and its timer not have run
         if save.ended:
             raise stale(save.checkpoint_id, SINGLE_CONTROLLER)
-        return _answer(self._job, picture, rows_put, [*stored, *own], servers)
+        save.mark = mark
+        return answer
 
-    async def _mark(self) -> Mark:
-        staged = await self._with.data_plane.keys(STAGING)
-        return self._job.barrier.version, len(staged)
-
-    # --- ending -------------------------------------------------------------------------------
-
-    def _held(self, checkpoint_id: str) -> tuple[Save, BeginAnswer]:
-        """The save of this id, its lease extended."""
-        self._lease.check()
-        self._job.require_started()
-        self._ended.require_not_ended(checkpoint_id)
-        save = self._save
-        if save is not None and save.checkpoint_id != checkpoint_id:
-            raise CheckpointConflict(f"{save.checkpoint_id} holds the job")
-        if save is None or not save.begun.done():
-            raise InvalidPhase("begin_checkpoint comes first")
-        self._lease.extend(save.lease_s)
-        return save, save.begun.result()
-
-    def _lease_ended(self) -> None:
+    def _on_lease_end(self) -> None:
         if self._save is not None:
             ids = {"checkpoint_id": self._save.checkpoint_id}
             _log.warning("lease ended", extra={"event": "lease_ended", **ids})
             self._end(self._save, keep_folder=False)
 
-    def _job_failed(self) -> None:
+    def _on_job_failure(self) -> None:
         if self._save is not None:
             self._end(self._save, keep_folder=False)
 
+    def _let_go(self, save: Save) -> None:
+        """Free the controller of a save that has not begun; its id may try again."""
+        if self._save is save:
+            self._save = None
+            self._lease.release()
+
     def _end(self, save: Save, *, keep_folder: bool) -> None:
-        """Open again, and let nothing of this save count any more. Takes effect at once."""
+        """Open admission, and let nothing of this save count any more. Takes effect at once."""
         save.ended = True
-        self._save = None
-        self._lease.release()
+        self._let_go(save)
         ended = self._ended.add(save.checkpoint_id)
         ended.mark = save.mark
         if save.closed_at is not None:
-            ended.pause_s = self._with.clock() - save.closed_at
-        if save.cut is not None:
-            save.cut.cancel()  # leaves the barrier; TransferQueue's save goes on by itself
+            ended.pause_s = self._others.clock() - save.closed_at
+        self._begins.forget(save.checkpoint_id)
+        # The cut leaves the barrier; TransferQueue's save goes on by itself.
+        self._cuts.cancel(save.checkpoint_id, stale(save.checkpoint_id, SINGLE_CONTROLLER))
         self._job.admission.open()
-        if save.storing is not None and not save.storing.done():
-            self._busy = save.storing
         if not keep_folder:
-            self._clearing = asyncio.create_task(self._clear_away(save))
-            self._clearing.add_done_callback(_look_at_error)
+            task = asyncio.create_task(self._clear_away(save.checkpoint_id))
+            self._clearing.add(task)
+            task.add_done_callback(self._clearing.discard)
 
-    async def _clear_away(self, save: Save) -> None:
-        if save.storing is not None:
-            await asyncio.wait([save.storing])
+    async def _clear_away(self, checkpoint_id: str) -> None:
+        await self._job.storing.settled(checkpoint_id)
         try:
-            await asyncio.to_thread(self._with.folder.discard, save.checkpoint_id)
-        finally:
-            if self._busy is save.storing:
-                self._busy = None
-
-
-def _answer(
-    job: JobState,
-    picture: Picture,
-    rows_put: int,
-    files: list[WrittenFile],
-    servers: list[ServerReport],
-) -> CutAnswer:
-    unfinished = sum(record.unfinished for record in picture.records.values())
-    return CutAnswer(
-        files=files,
-        unfinished=unfinished,
-        finished=len(picture.records) - unfinished,
-        rows_put=rows_put,
-        topology=topology_of(job.config, job.servers, job.loader.semantic),
-        servers=servers,
-    )
-
-
-def _retrieve(task: asyncio.Task[object]) -> None:
-    """Those who wait raise it; asyncio must not complain when nobody is left to."""
-    if not task.cancelled():
-        task.exception()
-
-
-def _look_at_error(task: asyncio.Task[object]) -> None:
-    """Log what a task that nobody may be waiting for any more has raised."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        code = error.code if isinstance(error, TurnpointError) else type(error).__name__
-        _log.warning(code, extra={"event": "background_error"})
+            await asyncio.to_thread(self._others.folder.discard, checkpoint_id)
+        except (OSError, TurnpointError) as error:
+            code = error.code if isinstance(error, TurnpointError) else type(error).__name__
+            _log.warning(code, extra={"event": "background_error"})

@@ -1,4 +1,5 @@
-"""RL's records of a job: which rollouts there are, what became of them, what is still owed.
+"""RL's records of a job: its rollouts, what became of them, and what is owed for them.
 
-Begin with `rl.records.recovery_ledger`; `rl.records.inventories` compares it with the servers.
+Begin with `rl.records.recovery_ledger`; `rl.records.inventories` compares it with the servers, and
+`rl.records.snapshot_part` writes the records into a snapshot.
 """

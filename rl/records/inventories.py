@@ -1,7 +1,7 @@
-"""Whether RL's ledger, the Gym servers and TransferQueue agree (design section 7, inventories).
+"""Comparison of RL's ledger with the Gym servers and TransferQueue (design section 7, inventories).
 
-Pure functions over what was collected. Guarantees: every disagreement found is listed, not the
-first one alone; what `compare` lets pass can be restored without losing or inventing a turn.
+Pure functions. Guarantees: all disagreements are listed, not only the first one; records and
+inventories that `compare` accepts can be restored without losing or inventing a turn.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from dataclasses import dataclass, field
 from gym.protocol import UNCERTAIN_REVISION, Continuation, Mode, SessionEntry
 from rl.errors import InventoryMismatch
 from rl.messages import Inventory, JoinedServer
-from rl.records.recovery_ledger import RolloutRecord, RunState
+from rl.records.rollout_record import RolloutRecord, RunPhase
 
 _MOST_LISTED = 100
 
 
 @dataclass
-class Held:
-    """What the servers hold of unfinished rollouts, by rollout."""
+class MatchedInventory:
+    """The servers' data of unfinished rollouts, matched with the ledger."""
 
     continuations: dict[str, Continuation] = field(default_factory=dict)
-    """Of the newest run."""
+    """Of the newest run, by rollout."""
     sessions: dict[str, dict[str, SessionEntry]] = field(default_factory=dict)
     """By rollout, then by resource server."""
     storage: dict[str, list[str]] = field(default_factory=dict)
-    """Staging keys that the continuations need, in the servers' order."""
+    """Staging keys that the continuations need, by rollout, in the servers' order."""
     leftovers: set[str] = field(default_factory=set)
-    """Rollouts of which a server holds a failed run: nothing of it goes on."""
+    """Rollouts of which a server holds a failed run: no part of that run continues."""
 
 
 def compare(
@@ -37,35 +37,35 @@ def compare(
     *,
     staging_keys: set[str],
     training_keys: set[str],
-) -> Held:
+) -> MatchedInventory:
     """Compare the ledger with the servers' inventories and with TransferQueue's keys.
 
     Args:
         records: The ledger.
-        inventory: What the servers answered at commit or at restore.
-        staging_keys: Keys there are in the partition of model calls.
-        training_keys: Keys there are in the partition of finished rollouts.
+        inventory: The servers' answers at commit or at restore.
+        staging_keys: All keys of the partition of model calls.
+        training_keys: All keys of the partition of finished rollouts.
 
     Raises:
         InventoryMismatch: They disagree; `details["problems"]` lists up to 100 differences.
     """
-    held = Held()
+    matched = MatchedInventory()
     problems = [
-        *_continuations(records, inventory, held),
-        *_sessions(records, inventory, held),
-        *_storage(records, inventory, staging_keys, held),
+        *_continuations(records, inventory, matched),
+        *_sessions(records, inventory, matched),
+        *_storage(records, inventory, staging_keys, matched),
         *_finished(records, staging_keys, training_keys),
     ]
-    _refuse(problems)
-    return held
+    _require_none(problems)
+    return matched
 
 
-def compare_restored(before: Mapping[str, RolloutRecord], held: Held) -> None:
-    """The other way round, on restore: what the ledger file names is held by the servers.
+def compare_restored(before: Mapping[str, RolloutRecord], matched: MatchedInventory) -> None:
+    """The reverse check, on restore: the servers hold everything that the ledger file names.
 
     Args:
         before: The ledger as the file has it, before the runs n+1.
-        held: What `compare` found with the runs n+1.
+        matched: Answer of `compare` with the runs n+1.
 
     Raises:
         InventoryMismatch: They disagree.
@@ -74,27 +74,29 @@ def compare_restored(before: Mapping[str, RolloutRecord], held: Held) -> None:
     for record in before.values():
         if not record.unfinished:
             continue
-        started = record.run.state is RunState.STARTED
+        started = record.run.state is RunPhase.STARTED
         name = record.rollout_id
-        if started and name not in held.continuations:
+        if started and name not in matched.continuations:
             problems.append(f"{name} was held by an agent and no agent has restored it")
-        if not started and name in held.continuations:
+        if not started and name in matched.continuations:
             problems.append(f"{name} was held by no agent and one has restored it")
-        if set(record.staging_keys) != set(held.storage.get(name, [])):
+        if set(record.staging_keys) != set(matched.storage.get(name, [])):
             problems.append(f"{name}: ledger and token-storage index name other staging rows")
-    _refuse(problems)
+    _require_none(problems)
 
 
-def who_starts_over(held: Held, servers: Iterable[JoinedServer]) -> dict[str, str]:
+def rollouts_to_restart(
+    matched: MatchedInventory, servers: Iterable[JoinedServer]
+) -> dict[str, str]:
     """The restored rollouts that cannot continue, each with the reason (invariants 8 and 9).
 
-    Rollouts that finished as failed are among them if a server still holds something of theirs.
+    They include rollouts that finished as failed of which a server still holds something.
     """
     modes = {server.name: server.mode for server in servers}
-    reasons = dict.fromkeys(sorted(held.leftovers), "its run had failed")
-    for rollout_id in sorted(held.continuations.keys() | held.sessions.keys()):
+    reasons = dict.fromkeys(sorted(matched.leftovers), "its run had failed")
+    for rollout_id in sorted(matched.continuations.keys() | matched.sessions.keys()):
         reason = _reason(
-            held.continuations.get(rollout_id), held.sessions.get(rollout_id, {}), modes
+            matched.continuations.get(rollout_id), matched.sessions.get(rollout_id, {}), modes
         )
         if reason is not None:
             reasons.setdefault(rollout_id, reason)
@@ -127,7 +129,7 @@ def _reason(
 
 
 def _continuations(
-    records: Mapping[str, RolloutRecord], inventory: Inventory, held: Held
+    records: Mapping[str, RolloutRecord], inventory: Inventory, matched: MatchedInventory
 ) -> Iterable[str]:
     for agent, lines in inventory.continuations.items():
         counted = inventory.line_counts.get(agent)
@@ -135,50 +137,49 @@ def _continuations(
             yield f"{agent}: {len(lines)} lines, and its status counts {counted}"
         for line in lines:
             name = line.rollout_id
-            problem, current = _belongs(records, name, line.attempt_index, held)
+            problem, current = _belongs(records, name, line.attempt_index, matched)
             if problem is not None:
                 yield f"{agent}: continuation of {problem}"
             elif current and records[name].agent != agent:
                 yield f"{agent}: continuation of {name}, which went to {records[name].agent}"
-            elif current and name in held.continuations:
+            elif current and name in matched.continuations:
                 yield f"{agent}: a second continuation of {name}"
             elif current:
-                held.continuations[name] = line
+                matched.continuations[name] = line
 
 
 def _sessions(
-    records: Mapping[str, RolloutRecord], inventory: Inventory, held: Held
+    records: Mapping[str, RolloutRecord], inventory: Inventory, matched: MatchedInventory
 ) -> Iterable[str]:
     for server, entries in inventory.sessions.items():
         for entry in entries:
             name = entry.rollout_id
-            problem, current = _belongs(records, name, entry.attempt_index, held)
+            problem, current = _belongs(records, name, entry.attempt_index, matched)
             if problem is not None:
                 yield f"{server}: session of {problem}"
-            elif current and server in held.sessions.setdefault(name, {}):
+            elif current and server in matched.sessions.setdefault(name, {}):
                 yield f"{server}: a second session of {name}"
             elif current:
-                held.sessions[name][server] = entry
+                matched.sessions[name][server] = entry
 
 
 def _belongs(
-    records: Mapping[str, RolloutRecord], rollout_id: str, attempt: int, held: Held
+    records: Mapping[str, RolloutRecord], rollout_id: str, attempt: int, matched: MatchedInventory
 ) -> tuple[str | None, bool]:
-    """What is wrong with an entry of this run, and whether the run is the newest."""
+    """The problem of an entry of this run, if any, and True if the run is the newest."""
     record = records.get(rollout_id)
     if record is None:
         return f"{rollout_id}, which the ledger does not know", False
     if record.finished:
         return f"{rollout_id}, which is over", False
-    if record.failed:  # nobody acknowledges a result there is not, so nobody forgets it
-        held.leftovers.add(rollout_id)
+    if record.failed:  # no result, so no acknowledgement ever had the server forget it
+        matched.leftovers.add(rollout_id)
         return None, False
     if attempt == record.run.attempt_index:
         return None, True
     # Redispatch: run n+1 is recorded before a server has seen it and dropped run n.
-    failed_before = any(run.state is RunState.FAILED for run in record.runs)
-    if attempt < record.run.attempt_index and failed_before:
-        held.leftovers.add(rollout_id)
+    if attempt < record.run.attempt_index and record.failed_runs:
+        matched.leftovers.add(rollout_id)
         return None, False
     return f"{rollout_id} in run {attempt}, not {record.run.attempt_index}", False
 
@@ -187,15 +188,15 @@ def _storage(
     records: Mapping[str, RolloutRecord],
     inventory: Inventory,
     staging_keys: set[str],
-    held: Held,
+    matched: MatchedInventory,
 ) -> Iterable[str]:
     calls: set[tuple[str, str]] = set()
     for server, references in inventory.storage.items():
         for reference in references:
             name, call = reference.rollout_id, reference.model_call_id
-            if name in held.leftovers and name not in held.continuations:
+            if name in matched.leftovers and name not in matched.continuations:
                 continue  # cleared with the failed run
-            if name not in held.continuations:
+            if name not in matched.continuations:
                 yield f"{server}: token-storage index names {name}, which no agent holds"
             elif (name, call) in calls:
                 yield f"{server}: token-storage index names {call} of {name} twice"
@@ -203,8 +204,8 @@ def _storage(
                 yield f"the staging row of {call} of {name} is missing"
             else:
                 calls.add((name, call))
-                held.storage.setdefault(name, []).append(reference.key)
-    for name, line in held.continuations.items():
+                matched.storage.setdefault(name, []).append(reference.key)
+    for name, line in matched.continuations.items():
         last = line.last_committed_model_call_id
         if last is not None and (name, last) not in calls:
             yield f"{name} goes on after {last}, which the model's ledger does not know"
@@ -224,7 +225,7 @@ def _finished(
             yield f"{len(missing)} staging rows of {name} are missing"
 
 
-def _refuse(problems: list[str]) -> None:
+def _require_none(problems: list[str]) -> None:
     if problems:
         raise InventoryMismatch(
             f"{len(problems)} disagreements, the first: {problems[0]}",

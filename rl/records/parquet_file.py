@@ -1,8 +1,8 @@
-"""RL's own Parquet files: a schema version in the file, and nothing but that schema on reading.
+"""RL's own Parquet files: they carry a schema version and are read strictly.
 
 Guarantees: `decode` gives back exactly what `encode` got, or raises naming the file: another
-version, another schema (a column missing, too much or of another type), or a record that does
-not parse. Digests are the caller's business.
+version, another schema (a column missing, unknown or of another type), or a record that does
+not parse. Digests are checked by the caller.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from pydantic import ValidationError
 
 from gym.protocol import SCHEMA_VERSION, UnsupportedSchema, Wire
-from rl.errors import SnapshotDamaged
+from rl.records.damage import damaged, fields_of
 
 _KEY = b"turnpoint"
 RecordT = TypeVar("RecordT", bound=Wire)
@@ -38,25 +38,20 @@ def decode(path: str, schema: pa.Schema, kind: type[RecordT], data: bytes) -> li
 
     Raises:
         UnsupportedSchema: It was written by another version.
-        SnapshotDamaged: It is not such a file, has another schema, or a record does not parse.
+        SnapshotDamaged: It is another file, has another schema, or a record does not parse.
     """
     try:
         table = pq.read_table(pa.BufferReader(data))
         header = json.loads((table.schema.metadata or {}).get(_KEY, b"null"))
     except (pa.ArrowException, ValueError, OSError):
-        raise _damaged(path, "not a Parquet file of Turnpoint") from None
+        raise damaged(path, "not a Parquet file of Turnpoint") from None
     if not isinstance(header, dict) or header.get("file") != path:
-        raise _damaged(path, "not the file of that name")
+        raise damaged(path, "another file of Turnpoint")
     if header.get("schema_version") != SCHEMA_VERSION:
         raise UnsupportedSchema(f"{path} has another schema version", details={"file": path})
     if not table.schema.remove_metadata().equals(schema):
-        raise _damaged(path, "columns are missing, too many or of another type")
+        raise damaged(path, "columns are missing, unknown or of another type")
     try:
         return [kind.model_validate(record) for record in table.to_pylist()]
     except ValidationError as error:
-        fields = sorted({".".join(map(str, item["loc"])) for item in error.errors()})
-        raise _damaged(path, f"a record does not parse: {', '.join(fields)}") from None
-
-
-def _damaged(path: str, why: str) -> SnapshotDamaged:
-    return SnapshotDamaged(f"{path}: {why}", details={"file": path})
+        raise damaged(path, f"a record does not parse: {fields_of(error)}") from None

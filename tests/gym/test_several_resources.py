@@ -32,7 +32,7 @@ from gym.protocol import (
 from gym.resource.server import ResourceServer, create_resource_app
 from gym.server.settings import ServerSettings
 from rl.messages import JoinedServer
-from rl.records.inventories import Held, who_starts_over
+from rl.records.inventories import MatchedInventory, rollouts_to_restart
 from tests.gym.fleet import AGENT, COUNTER, MODEL, Fleet, Make, fleet_of
 from tests.gym.scripted_generation import ScriptedGeneration
 
@@ -213,13 +213,13 @@ async def modes_of(servers: Fleet) -> dict[str, Mode]:
 
 async def starting_over(servers: Fleet, restored: dict[str, RestoreAnswer]) -> dict[str, str]:
     """What RL's own rule says about what was restored."""
-    held = Held()
+    held = MatchedInventory()
     for line in restored[AGENT].continuations:
         held.continuations[line.rollout_id] = line
     for name in servers.of(Kind.RESOURCE):
         for entry in restored[name].sessions:
             held.sessions.setdefault(entry.rollout_id, {})[name] = entry
-    return who_starts_over(held, joined(servers, await modes_of(servers)))
+    return rollouts_to_restart(held, joined(servers, await modes_of(servers)))
 
 
 async def saved_at(

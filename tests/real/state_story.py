@@ -24,8 +24,8 @@ from temporalio.client import WorkflowHandle
 
 from activities.contract import TASK_QUEUE, Progress, RestoreResult, SaveInput
 from gym.protocol import Counts, Kind
-from rl.controller.cut import Picture, read_picture
 from rl.messages import ServerConfig
+from rl.records.snapshot_part import RlRecords, read_records
 from tests.ports import free_port, free_ports
 from tests.real.held_gym import FOLDER
 from tests.real.live import AGENT, JOB, KINDS, MODEL, RESOURCE, Live, published, until, wait_for
@@ -78,7 +78,7 @@ class Snapshot:
     states: dict[str, dict[str, Any]]
     """What the agent holds, by rollout."""
     sessions: dict[str, dict[str, Any]]
-    picture: Picture
+    captured: RlRecords
     """RL's own part."""
 
     @classmethod
@@ -90,7 +90,7 @@ class Snapshot:
             lines=_by_rollout(folder / "gym" / AGENT / "continuations.jsonl"),
             states=_by_rollout(folder / "gym" / AGENT / "agent_state.jsonl"),
             sessions=_by_rollout(folder / "gym" / RESOURCE / "sessions.jsonl"),
-            picture=read_picture(folder, manifest.files),
+            captured=read_records(folder, manifest.files),
         )
 
 

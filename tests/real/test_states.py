@@ -88,7 +88,7 @@ def test_a_result_owed_when_admission_closes_is_acknowledged_before_prepare_begi
 @every_state
 def test_what_the_snapshot_holds_of_it(story: Story, state: State) -> None:
     expected, rollout, snapshot = EXPECTED[state], ROLLOUTS[state], story.first
-    record = snapshot.picture.records.get(rollout)
+    record = snapshot.captured.records.get(rollout)
     runs = () if record is None else tuple(run.state.value for run in record.runs)
     assert runs == expected.runs
     if state is State.FAILING:
@@ -114,7 +114,7 @@ def test_what_the_snapshot_holds_of_it(story: Story, state: State) -> None:
 
 
 def test_the_loader_stands_before_the_rollout_that_was_not_given_out(story: Story) -> None:
-    assert story.first.picture.place.place == len(State) - 1
+    assert story.first.captured.place.place == len(State) - 1
     assert f"p{len(State) - 1}_g0" == LAST
 
 
@@ -190,7 +190,7 @@ def test_a_record_restored_and_not_sent_again_is_saved_as_it_was_restored(story:
     assert story.second.states[rollout] == state | {"attempt_index": 1}
     session = story.first.sessions[rollout]
     assert story.second.sessions[rollout] == session | {"attempt_index": 1}
-    assert [run.state.value for run in story.second.picture.records[rollout].runs] == [
+    assert [run.state.value for run in story.second.captured.records[rollout].runs] == [
         "superseded",
         "started",
     ]
@@ -223,7 +223,7 @@ def test_a_judge_answers_inside_verify_though_the_policy_is_closed(story: Story)
     assert story.saved.judged_in_the_pause.status == 200
     resumed = story.control(MODEL, story.saved.checkpoint_id, "resume", "begin")
     assert agent_ready < story.saved.judged_in_the_pause.at < resumed
-    assert story.first.picture.records[ROLLOUTS[State.VERIFY]].runs[-1].state.value == "finished"
+    assert story.first.captured.records[ROLLOUTS[State.VERIFY]].runs[-1].state.value == "finished"
 
 
 def test_a_server_that_answers_500_fails_the_save_by_name_and_nothing_else(story: Story) -> None:

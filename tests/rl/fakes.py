@@ -25,8 +25,8 @@ from gym.protocol import (
     model_call_id,
     staging_key,
 )
+from rl.controller.collaborators import Collaborators
 from rl.controller.controller import Controller
-from rl.controller.ports import Collaborators
 from rl.data_plane.rows import StagingRow, TrainingRow
 from rl.messages import (
     Inventory,

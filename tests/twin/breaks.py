@@ -14,7 +14,7 @@ from rl.controller.acknowledgements import Acknowledgements
 from rl.controller.rollout_pump import RolloutPump
 from rl.data_plane.names import STAGING
 from rl.records.loader import Loader
-from rl.records.recovery_ledger import RolloutRecord
+from rl.records.rollout_record import RolloutRecord
 from rl.snapshots.folder import SnapshotFolder
 from tests.twin.rows_here import RowsHere
 
@@ -87,7 +87,7 @@ def keep_claims(patch: pytest.MonkeyPatch) -> None:
 
 def continue_restart_only(patch: pytest.MonkeyPatch) -> None:
     """Rollouts of a server that cannot be restored are not told to start over."""
-    patch.setattr(restoring, "who_starts_over", lambda held, servers: {})
+    patch.setattr(restoring, "rollouts_to_restart", lambda matched, servers: {})
 
 
 def send_nothing_again(patch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ from rl.data_plane.names import TRAINING
 from rl.errors import NoSnapshot
 from rl.messages import Workload
 from rl.policies.scripted import Script
-from rl.records.recovery_ledger import RunState
+from rl.records.rollout_record import RunPhase
 from rl.snapshots.folder import SnapshotFolder
 from tests.twin.fleet import RESTART_ONLY_AGENT
 from tests.twin.life import TOKEN, Life, Lives, Network, job_config
@@ -221,7 +221,7 @@ class Twin:
         redispatched = [
             record
             for record in records
-            if record.unfinished and any(run.state is RunState.FAILED for run in record.runs)
+            if record.unfinished and any(run.state is RunPhase.FAILED for run in record.runs)
         ]
         owed = any(one.owed for one in records)
         meanwhile["crashes with an acknowledgement owed"] += owed

@@ -22,6 +22,7 @@ from rl import actors, job
 from rl.controller import actor as single_controller
 from rl.controller.actor import SingleController
 from rl.controller.controller import Controller
+from rl.data_plane import transfer_queue
 from rl.messages import RAY_NAMESPACE
 from rl.nemo_gym.actor import NemoGym
 from rl.nemo_gym.fleet import Fleet
@@ -129,7 +130,7 @@ def instead_of_ray(lives: Lives) -> Iterator[None]:
             patch.setattr(module, "ray", _Ray(lives))
         for maker in ("data_plane_host", "generation_actor", "nemo_gym", "single_controller"):
             patch.setattr(job, maker, partial(lives.make, maker))
-        patch.setattr(single_controller, "DataPlane", Attached)
+        patch.setattr(transfer_queue, "DataPlane", Attached)
         patch.setattr(single_controller, "configure_logging", lambda name: None)
         yield
 

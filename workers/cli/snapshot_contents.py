@@ -10,8 +10,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gym.protocol import UNCERTAIN_REVISION, Continuation, Mode, UnsupportedSchema
-from rl.controller.cut import read_picture
-from rl.records.recovery_ledger import RunState
+from rl.records.rollout_record import RunPhase
+from rl.records.snapshot_part import read_records
 from rl.snapshots.check import verified_bytes
 from rl.snapshots.manifest import SnapshotManifest
 
@@ -26,7 +26,7 @@ class RolloutInSnapshot(BaseModel):
     rollout_id: str
     attempt_index: int
     """The run at the save; a restore gives an unfinished rollout the next."""
-    state: RunState
+    state: RunPhase
     last_committed_model_call_id: str | None
     """Where it goes on after; None: finished, or nothing was called yet."""
     resource_state_revisions: dict[str, int | None]
@@ -38,7 +38,7 @@ class RolloutInSnapshot(BaseModel):
     @property
     def outlook(self) -> str:
         """What a restore of this snapshot does with it, in a few words."""
-        if self.state in (RunState.FINISHED, RunState.FAILED):
+        if self.state in (RunPhase.FINISHED, RunPhase.FAILED):
             return "stays as it is"
         run = f"run {self.attempt_index + 1}"
         if self.starts_over is not None:
@@ -71,7 +71,7 @@ def rollouts_in(folder: Path, manifest: SnapshotManifest) -> list[RolloutInSnaps
         if server["mode"] in (Mode.EXPORT_RESTORE, Mode.STATELESS)
     }
     rollouts = []
-    for rollout_id, record in sorted(read_picture(folder, manifest.files).records.items()):
+    for rollout_id, record in sorted(read_records(folder, manifest.files).records.items()):
         line = lines.get(rollout_id)
         revisions = line.resource_state_revisions if line else {}
         rollouts.append(

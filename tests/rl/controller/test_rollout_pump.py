@@ -1,21 +1,19 @@
 """The pump: every rollout once, whatever is repeated, refused or lost on the way."""
 
 import asyncio
-import json
 from pathlib import Path
 
 import pytest
 
 from gym.protocol import (
     NotJoined,
-    ResultConflict,
     ServerUnreachable,
     SessionUncertain,
     staging_key,
 )
-from rl.errors import DataPlaneLost, DatasetInvalid
+from rl.errors import DataPlaneLost
 from rl.messages import JobPhase, Workload
-from rl.records.recovery_ledger import RunState
+from rl.records.rollout_record import RunPhase
 from tests.rl.fakes import AGENT, World, until
 
 
@@ -30,7 +28,7 @@ async def test_a_job_ends_with_every_rollout_taken_over_once(tmp_path: Path) -> 
     assert sorted(world.gym.acknowledged) == sorted(
         (name, 0, result.result_digest) for name, result in results.items()
     )
-    assert list(world.controller.job.index.copy()) and len(world.controller.job.index) == 2
+    assert list(world.controller.job.index) == ["p0", "p1"]
     tag = world.plane.tags["p0_g0"]
     assert tag["turns"] == 2 and tag["mutations"] == 3 and tag["capture_keys"] == ["p0_g0"]
     assert world.plane.rows["rollout_data"]["p0_g0"].token_ids == [1, 2, 3, 1, 2, 3]
@@ -52,33 +50,36 @@ async def test_at_most_max_inflight_rollouts_are_under_way(tmp_path: Path) -> No
 
 
 async def test_a_result_that_comes_again_makes_no_second_row(tmp_path: Path) -> None:
-    """Invariant 5. Break: rl/controller/rollout_pump.py: take over the unexpected; seen red."""
+    """Invariant 5. Break: rl/controller/rollout_pump.py: put the row before the ledger is asked."""
     world = World(tmp_path)
     await world.start()
     result = world.gym.finish("p0_g0")
     await until(lambda: len(world.gym.acknowledged) == 1)
     chain = list((await world.plane.get_staging(["1/p0_g0/call-0"])).values())
-    await world.controller.pump.take_over(result, chain)
-    await until(lambda: len(world.gym.acknowledged) == 2)  # acknowledged and dropped
+    with pytest.raises(ValueError, match="run 0 of p0_g0 is not under way"):
+        await world.controller._pump._take_over(result, chain)
     assert world.plane.puts == ["p0_g0"]
 
 
-async def test_two_answers_of_one_run_at_the_same_time_make_one_row(tmp_path: Path) -> None:
-    """Invariant 5. Break: rl/controller/rollout_pump.py: let a second answer in meanwhile.
+async def test_a_result_of_another_run_fails_the_job_and_makes_no_row(tmp_path: Path) -> None:
+    """Invariant 5. Break: rl/controller/rollout_pump.py: put the row before the ledger is asked."""
+    world = World(tmp_path)
+    await world.start()
+    world.gym.runs["p0_g0", 0].set_result(world.gym.result("p0_g0", 1))
+    await until(lambda: world.controller.job.phase is JobPhase.FAILED)
+    assert world.plane.puts == [] and world.gym.acknowledged == []
 
-    Seen red.
-    """
+
+async def test_a_result_is_acknowledged_only_once_its_row_is_put(tmp_path: Path) -> None:
+    """Invariant 5. Break: rl/controller/rollout_pump.py: acknowledge before the row is put."""
     world = World(tmp_path)
     await world.start()
     world.plane.gate.clear()
-    result = world.gym.result("p0_g0", 0)
-    again = asyncio.create_task(world.controller.pump.take_over(result, []))
-    world.gym.runs["p0_g0", 0].set_result(result)
+    world.gym.finish("p0_g0")
     await until(lambda: len(world.plane.puts) == 1)
     await asyncio.sleep(0.01)
-    assert world.gym.acknowledged == []  # not before it is RL's own
+    assert world.gym.acknowledged == []
     world.plane.gate.set()
-    await again
     await until(lambda: len(world.gym.acknowledged) == 1)
     assert world.plane.puts == ["p0_g0"]
     assert world.controller.job.phase is JobPhase.RUNNING
@@ -95,33 +96,12 @@ async def test_a_double_take_over_is_counted_though_it_overwrites_its_row(tmp_pa
     result = world.gym.finish("p0_g0")
     await until(lambda: len(world.gym.acknowledged) == 1)
     ledger = world.controller.job.ledger
-    ledger.expects = lambda *_: True  # type: ignore[method-assign]  # what keeps it from happening
-    chain = list((await world.plane.get_staging(ledger["p0_g0"].staging_keys)).values())
-    await world.controller.pump.take_over(result, chain)
+    record = ledger["p0_g0"]
+    ledger.under_way = lambda *_: record  # type: ignore[method-assign]  # prevents it otherwise
+    chain = list((await world.plane.get_staging(record.staging_keys)).values())
+    await world.controller._pump._take_over(result, chain)
     assert world.controller.status().rows_put == 2
     assert list(world.plane.rows["rollout_data"]) == ["p0_g0"]
-
-
-async def test_an_acknowledgement_is_owed_until_gym_has_answered(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    await world.start()
-    world.gym.acknowledge_errors = [ServerUnreachable("down"), ServerUnreachable("down")]
-    world.gym.acknowledge_gate.clear()
-    world.gym.finish("p0_g0")
-    await until(lambda: world.controller.status().owed == 1)
-    assert world.controller.job.ledger["p0_g0"].finished and not world.gym.acknowledged
-    world.gym.acknowledge_gate.set()
-    await until(lambda: world.controller.status().owed == 0)
-    assert len(world.gym.acknowledged) == 1
-
-
-async def test_a_conflicting_result_fails_the_job(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    await world.start()
-    world.gym.acknowledge_errors = [ResultConflict("another digest")]
-    world.gym.finish("p0_g0")
-    await until(lambda: world.controller.job.phase is JobPhase.FAILED)
-    assert "result_conflict" in (world.controller.status().reason or "")
 
 
 async def test_a_lost_put_fails_the_job_and_finishes_nothing(tmp_path: Path) -> None:
@@ -132,29 +112,6 @@ async def test_a_lost_put_fails_the_job_and_finishes_nothing(tmp_path: Path) -> 
     await until(lambda: world.controller.job.phase is JobPhase.FAILED)
     assert not world.controller.job.ledger["p0_g0"].finished
     assert not world.gym.acknowledged
-
-
-async def test_a_put_without_an_answer_fails_the_job(tmp_path: Path) -> None:
-    world = World(tmp_path, data_plane_timeout_s=0.05)
-    await world.start()
-    world.plane.gate.clear()
-    world.gym.finish("p0_g0")
-    await until(lambda: world.controller.job.phase is JobPhase.FAILED)
-    assert "data_plane_lost" in (world.controller.job.reason or "")
-
-
-async def test_a_put_waits_out_a_save_that_still_runs(tmp_path: Path) -> None:
-    world = World(tmp_path, data_plane_timeout_s=0.05)
-    await world.start()
-    saving = asyncio.Event()
-    world.controller.job.saving = asyncio.create_task(saving.wait())
-    world.plane.gate.clear()
-    world.gym.finish("p0_g0")
-    await asyncio.sleep(0.2)
-    assert world.controller.job.phase is JobPhase.RUNNING
-    world.plane.gate.set()
-    saving.set()
-    await until(lambda: len(world.gym.acknowledged) == 1)
 
 
 async def test_a_missing_staging_row_fails_the_job(tmp_path: Path) -> None:
@@ -179,7 +136,7 @@ async def test_a_failed_run_is_started_over_with_nothing_of_it(tmp_path: Path) -
     await until(lambda: ("p0_g0", 1) in world.gym.sent)
     assert await world.plane.keys("rollout_staging") == {other}
     runs = world.controller.job.ledger["p0_g0"].runs
-    assert [run.state for run in runs] == [RunState.FAILED, RunState.STARTED]
+    assert [run.state for run in runs] == [RunPhase.FAILED, RunPhase.STARTED]
     assert runs[0].failure == "session_uncertain"
     world.gym.finish("p0_g0", 1)
     await until(lambda: world.controller.job.ledger["p0_g0"].finished)
@@ -251,7 +208,7 @@ async def test_a_run_that_fails_while_closed_is_sent_again_after_opening(tmp_pat
     await until(lambda: len(world.controller.job.ledger["p0_g0"].runs) == 2)
     await asyncio.sleep(0.02)
     assert ("p0_g0", 1) not in world.gym.sent
-    assert world.controller.job.ledger["p0_g0"].run.state is RunState.WAITING
+    assert world.controller.job.ledger["p0_g0"].run.state is RunPhase.WAITING
     assert world.gym.let_gone == [("p0_g0", AGENT)], "a save would wait for its result"
     world.controller.job.admission.open()
     await until(lambda: ("p0_g0", 1) in world.gym.sent)
@@ -287,13 +244,3 @@ async def test_reservation_and_loader_place_move_together_under_a_cut(tmp_path: 
         assert world.controller.job.loader.place.place == 0
         assert len(world.controller.job.ledger) == 0
     await until(lambda: len(world.gym.sent) == 4)
-
-
-async def test_a_job_whose_rows_are_for_another_agent_is_not_started(tmp_path: Path) -> None:
-    """Break: rl/controller/controller.py: install whatever the rows name; every rollout fails."""
-    world = World(tmp_path)
-    row = {"responses_create_params": {"input": "x"}, "agent_ref": {"name": "gymnasium_agent"}}
-    world.workload.dataset.write_text(json.dumps(row) + "\n")
-    with pytest.raises(DatasetInvalid, match=r"rows.jsonl:1: .*gymnasium_agent.*simple_agent"):
-        await world.controller.start_fresh(world.workload)
-    assert not world.controller.job.started

@@ -5,8 +5,9 @@ import pytest
 from gym.protocol import Continuation, Mode, SessionEntry, StorageReference
 from rl.errors import InventoryMismatch
 from rl.messages import Inventory
-from rl.records.inventories import Held, compare, compare_restored, who_starts_over
-from rl.records.recovery_ledger import RecoveryLedger, for_snapshot
+from rl.records.inventories import MatchedInventory, compare, compare_restored, rollouts_to_restart
+from rl.records.recovery_ledger import RecoveryLedger
+from rl.records.snapshot_part import for_snapshot
 from tests.rl.fakes import AGENT, COUNTER, MODEL, line, servers
 
 SHA = "a" * 64
@@ -44,7 +45,7 @@ def _compare(
     agent: str = AGENT,
     staging: set[str] | None = None,
     training: set[str] | None = None,
-) -> Held:
+) -> MatchedInventory:
     lines = [line("p1_g0", revisions={COUNTER: 3})] if lines is None else lines
     inventory = Inventory(
         continuations={agent: lines},
@@ -61,11 +62,11 @@ def _compare(
 
 
 def test_what_agrees_passes() -> None:
-    held = _compare()
-    assert list(held.continuations) == ["p1_g0"]
-    assert held.storage == {"p1_g0": ["1/p1_g0/call-0"]}
-    assert held.sessions["p1_g0"][COUNTER].revision == 3
-    assert not held.leftovers
+    matched = _compare()
+    assert list(matched.continuations) == ["p1_g0"]
+    assert matched.storage == {"p1_g0": ["1/p1_g0/call-0"]}
+    assert matched.sessions["p1_g0"][COUNTER].revision == 3
+    assert not matched.leftovers
 
 
 @pytest.mark.parametrize(
@@ -103,14 +104,14 @@ def test_every_disagreement_is_listed() -> None:
 
 
 def test_a_failed_run_that_a_server_still_holds_is_no_disagreement() -> None:
-    held = _compare(
+    matched = _compare(
         lines=[line("p1_g0"), line("p3_g0")],
         sessions=[_session("p3_g0")],
         storage=[_reference("p1_g0"), _reference("p3_g0")],
     )
-    assert held.leftovers == {"p3_g0"}
-    assert list(held.continuations) == ["p1_g0"] and list(held.storage) == ["p1_g0"]
-    assert "failed" in who_starts_over(held, servers())["p3_g0"]
+    assert matched.leftovers == {"p3_g0"}
+    assert list(matched.continuations) == ["p1_g0"] and list(matched.storage) == ["p1_g0"]
+    assert "failed" in rollouts_to_restart(matched, servers())["p3_g0"]
 
 
 def test_what_a_server_holds_of_a_failed_rollout_is_no_disagreement() -> None:
@@ -123,17 +124,19 @@ def test_what_a_server_holds_of_a_failed_rollout_is_no_disagreement() -> None:
         storage={},
         line_counts={AGENT: 0},
     )
-    held = compare(ledger.copy(), inventory, staging_keys=set(), training_keys={"p0_g0"})
-    assert held.leftovers == {"p0_g0"} and not held.sessions
+    matched = compare(ledger.copy(), inventory, staging_keys=set(), training_keys={"p0_g0"})
+    assert matched.leftovers == {"p0_g0"} and not matched.sessions
 
 
-def _restored(**changes: object) -> tuple[dict, Held]:
+def _restored(**changes: object) -> tuple[dict, MatchedInventory]:
     """The file's records and what the servers restored: p1 as run 1."""
     saved = for_snapshot(_ledger().copy(), {"p1_g0": ["1/p1_g0/call-0"]})
-    held = Held(continuations={"p1_g0": line("p1_g0", 1)}, storage={"p1_g0": ["1/p1_g0/call-0"]})
+    matched = MatchedInventory(
+        continuations={"p1_g0": line("p1_g0", 1)}, storage={"p1_g0": ["1/p1_g0/call-0"]}
+    )
     for name, value in changes.items():
-        setattr(held, name, value)
-    return saved, held
+        setattr(matched, name, value)
+    return saved, matched
 
 
 def test_the_other_way_round_what_the_file_names_is_held() -> None:
@@ -165,16 +168,16 @@ def test_the_other_way_round_what_the_file_names_is_held() -> None:
         (None, 4, Mode.EXPORT_RESTORE, "session on counter without a continuation"),
     ],
 )
-def test_who_starts_over(
+def test_rollouts_to_restart(
     named: dict | None, session: int | None, mode: Mode, reason: str | None
 ) -> None:
     """Invariant 9. Break: rl/records/inventories.py: let nobody off who is stateless; seen red."""
-    held = Held()
+    matched = MatchedInventory()
     if named is not None:
-        held.continuations["p1_g0"] = line("p1_g0", 1, revisions=named)
+        matched.continuations["p1_g0"] = line("p1_g0", 1, revisions=named)
     if session is not None:
-        held.sessions["p1_g0"] = {COUNTER: _session("p1_g0", 1, session)}
-    found = who_starts_over(held, servers(mode))
+        matched.sessions["p1_g0"] = {COUNTER: _session("p1_g0", 1, session)}
+    found = rollouts_to_restart(matched, servers(mode))
     if reason is None:
         assert found == {}
     else:

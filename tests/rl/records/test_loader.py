@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gym.protocol import UnsupportedSchema
-from rl.errors import DatasetInvalid, SnapshotDamaged, TopologyMismatch
+from rl.errors import SnapshotDamaged, TopologyMismatch
 from rl.messages import Workload
 from rl.records.loader import Loader, LoaderPlace
 from tests.rl.fakes import dataset
@@ -58,61 +58,6 @@ def test_a_place_beyond_the_end_is_refused(tmp_path: Path) -> None:
         Loader.resume(saved)
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        "{not json secret",
-        "[]",
-        '{"secret": 1}',
-        '{"responses_create_params": {"input": 3, "secret": 1}}',
-        '{"responses_create_params": {"input": "secret"}, "agent_ref": {}}',
-        '{"responses_create_params": {"input": "secret"}, "score": NaN}',
-        '{"responses_create_params": {"input": "secret"}, "score": -1e999}',
-        '{"responses_create_params": {"input": "secret \\ud800"}}',
-    ],
-)
-def test_a_bad_row_is_named_by_file_and_line_and_not_shown(tmp_path: Path, row: str) -> None:
-    """Break: rl/records/loader.py: take what no JSON body can hold.
-
-    Sending it ends the job, each time.
-    """
-    path = dataset(tmp_path, 2)
-    with path.open("a") as file:
-        file.write("\n" + row + "\n")  # the blank line counts as one
-    with pytest.raises(DatasetInvalid) as caught:
-        Loader.open(_workload(path))
-    assert f"{path}:4" in str(caught.value)
-    assert "secret" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "value",
-    ["NaN", "-Infinity", "1e400", '"\\ud800"', "[" * 100_000],
-    ids=["nan", "infinity", "a number beyond all", "half a character", "nested"],
-)
-def test_a_row_that_could_not_be_sent_is_refused_before_the_job_runs(
-    tmp_path: Path, value: str
-) -> None:
-    """Python reads it. Break: rl/records/loader.py: leave the row to its first `/run`.
-
-    The job fails.
-    """
-    path = dataset(tmp_path, 1)
-    with path.open("a") as file:
-        file.write(f'{{"responses_create_params": {{"input": "secret"}}, "more": {value}}}\n')
-    with pytest.raises(DatasetInvalid, match=r"rows\.jsonl:2: not JSON") as caught:
-        Loader.open(_workload(path))
-    assert "secret" not in str(caught.value)
-
-
-def test_a_missing_or_empty_dataset_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DatasetInvalid, match="No such file"):
-        Loader.open(_workload(tmp_path / "none.jsonl"))
-    (tmp_path / "empty.jsonl").write_text("\n")
-    with pytest.raises(DatasetInvalid, match="no rows"):
-        Loader.open(_workload(tmp_path / "empty.jsonl"))
-
-
 def test_the_file_is_read_strictly(tmp_path: Path) -> None:
     place = json.loads(Loader.open(_workload(dataset(tmp_path))).place.encode())
     with pytest.raises(UnsupportedSchema):
@@ -131,35 +76,3 @@ def test_unknown_rollouts_have_no_prompt(tmp_path: Path) -> None:
     for unknown in ("p4_g0", "p0_g2", "p00_g0"):
         with pytest.raises(KeyError):
             loader.prompt(unknown)
-
-
-@pytest.mark.parametrize(
-    ("agents", "line", "said"),
-    [
-        (["only"], 4, "is for the agent 'gone'; this job has: only."),
-        (["gone", "other"], 1, "names no agent; this job has: gone, other."),
-        ([], 1, "names no agent; this job has: none."),
-    ],
-)
-def test_a_row_for_an_agent_that_is_not_there_is_named_by_file_and_line(
-    tmp_path: Path, agents: list[str], line: int, said: str
-) -> None:
-    """Break: let the only agent have every row, whomever it names."""
-    path = dataset(tmp_path, 2)
-    row = {"responses_create_params": {"input": "secret"}, "agent_ref": {"name": "gone"}}
-    with path.open("a") as file:
-        file.write("\n" + json.dumps(row) + "\n")  # the blank line counts as one
-    loader = Loader.open(_workload(path))
-    with pytest.raises(DatasetInvalid) as caught:
-        loader.demand_agents(agents)
-    assert f"{path}:{line}: the row {said}" in str(caught.value)
-    assert "agent_ref.name" in str(caught.value)
-    assert "secret" not in str(caught.value)
-
-
-def test_the_only_agent_takes_rows_that_name_it_or_nobody(tmp_path: Path) -> None:
-    path = dataset(tmp_path, 2)
-    row = {"responses_create_params": {"input": "x"}, "agent_ref": {"name": "only"}}
-    with path.open("a") as file:
-        file.write(json.dumps(row) + "\n")
-    Loader.open(_workload(path)).demand_agents(["only"])

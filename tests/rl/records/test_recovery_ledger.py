@@ -1,4 +1,4 @@
-"""The recovery ledger: runs rise by one, results count once, the file is read strictly."""
+"""The recovery ledger: results count once, acknowledgements are owed, the file is strict."""
 
 import asyncio
 import json
@@ -6,18 +6,11 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pydantic import ValidationError
 
 from gym.protocol import NotReady, UnsupportedSchema
 from rl.errors import SnapshotDamaged
-from rl.records.recovery_ledger import (
-    LEDGER_FILE,
-    RecoveryLedger,
-    RolloutRecord,
-    Run,
-    RunState,
-    for_snapshot,
-)
+from rl.records.recovery_ledger import LEDGER_FILE, RecoveryLedger
+from rl.records.rollout_record import RunPhase
 
 SHA = "a" * 64
 
@@ -42,10 +35,10 @@ def test_the_file_gives_back_what_was_written() -> None:
     assert again == records
     assert list(again) == list(records)
     assert [r.run.state for r in again.values()] == [
-        RunState.STARTED,
-        RunState.FINISHED,
-        RunState.WAITING,
-        RunState.FAILED,
+        RunPhase.STARTED,
+        RunPhase.FINISHED,
+        RunPhase.WAITING,
+        RunPhase.FAILED,
     ]
     assert RecoveryLedger.decode(RecoveryLedger.encode({})).copy() == {}
 
@@ -104,34 +97,19 @@ def test_another_version_is_refused() -> None:
         RecoveryLedger.decode(_bytes(_table().replace_schema_metadata({b"turnpoint": header})))
 
 
-@pytest.mark.parametrize(
-    "runs",
-    [
-        [],
-        [Run(attempt_index=1, incarnation=1, state=RunState.WAITING)],
-        [Run(attempt_index=0, incarnation=1, state=RunState.SUPERSEDED)],
-        [
-            Run(attempt_index=0, incarnation=1, state=RunState.STARTED),
-            Run(attempt_index=1, incarnation=1, state=RunState.WAITING),
-        ],
-        [Run(attempt_index=0, incarnation=1, state=RunState.FINISHED)],
-    ],
-)
-def test_runs_that_cannot_be_are_refused(runs: list[Run]) -> None:
-    with pytest.raises(ValidationError):
-        RolloutRecord(rollout_id="p0_g0", agent="agent", runs=runs)
-
-
 def test_a_result_counts_once_and_for_the_newest_run_alone() -> None:
     ledger = RecoveryLedger()
     ledger.reserve("p0_g0", "agent", 1)
     ledger.next_run("p0_g0", 2)
-    assert not ledger.expects("p0_g0", 0) and ledger.expects("p0_g0", 1)
+    assert ledger.under_way("p0_g0", 1) == ledger["p0_g0"]
+    with pytest.raises(ValueError, match="run 0 of p0_g0 is not under way"):
+        ledger.under_way("p0_g0", 0)
     with pytest.raises(ValueError):
         ledger.finish("p0_g0", 0, reward=1, result_digest=SHA, staging_keys=[])
     ledger.finish("p0_g0", 1, reward=1, result_digest=SHA, staging_keys=[])
-    assert not ledger.expects("p0_g0", 1) and not ledger.expects("p9_g9", 0)
     for again in (
+        lambda: ledger.under_way("p0_g0", 1),
+        lambda: ledger.under_way("p9_g9", 0),
         lambda: ledger.finish("p0_g0", 1, reward=1, result_digest=SHA, staging_keys=[]),
         lambda: ledger.next_run("p0_g0", 3),
         lambda: ledger.fail("p0_g0", 1, "code"),
@@ -158,13 +136,3 @@ async def test_waiting_for_what_is_owed_ends_with_the_last_of_the_watched() -> N
     async with asyncio.timeout(1):
         await every
     assert not ledger.owed() and not ledger["b"].owed
-
-
-def test_a_snapshot_says_started_only_of_what_an_agent_holds() -> None:
-    live = _ledger().copy()
-    saved = for_snapshot(live, {"p1_g0": ["1/p1_g0-a1/call-0"]})
-    assert saved["p0_g0"].run.state is RunState.WAITING  # sent, and not accepted
-    assert saved["p1_g0"].run.state is RunState.STARTED
-    assert saved["p1_g0"].staging_keys == ["1/p1_g0-a1/call-0"]
-    assert saved["p0_g1"] == live["p0_g1"] and saved["p1_g1"] == live["p1_g1"]
-    assert live["p0_g0"].run.state is RunState.STARTED

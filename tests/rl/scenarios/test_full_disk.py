@@ -111,11 +111,11 @@ async def test_what_a_failed_save_left_does_not_refuse_the_next(tmp_path: Path) 
     world = World(tmp_path)
     await world.start()
     world.folder.free, world.folder.left_over = 1000, 0
-    refused = await world.controller.begin_checkpoint(A, None)
+    refused = await world.controller.saves.begin(A, None)
     assert refused.refusal == "no_space" and "1000 bytes are free" in (refused.reason or "")
     assert world.controller.job.admission.is_open
     world.folder.left_over = 1 << 30
-    assert (await world.controller.begin_checkpoint(A, None)).agreed
+    assert (await world.controller.saves.begin(A, None)).agreed
 
 
 async def test_the_newest_snapshot_says_how_much_is_needed_also_after_a_restore(
@@ -127,12 +127,12 @@ async def test_the_newest_snapshot_says_how_much_is_needed_also_after_a_restore(
     world.folder.newest = 20 << 20
     need = 2 * world.folder.newest
     world.folder.free = need - 1
-    refused = await world.controller.begin_checkpoint(A, None)
+    refused = await world.controller.saves.begin(A, None)
     assert refused.refusal == "no_space"
     assert f"{need - 1} bytes are free" in (refused.reason or "")
     assert f"{need} are needed" in (refused.reason or "")
     world.folder.free = need
-    assert (await world.controller.begin_checkpoint(A, None)).agreed
+    assert (await world.controller.saves.begin(A, None)).agreed
 
 
 async def test_a_full_disk_fails_the_cut_alone(
@@ -140,14 +140,14 @@ async def test_a_full_disk_fails_the_cut_alone(
 ) -> None:
     world = World(tmp_path)
     await world.start()
-    begun = await world.controller.begin_checkpoint(A, None)
-    await world.controller.close_admission(A, 1)
+    begun = await world.controller.saves.begin(A, None)
+    await world.controller.saves.close_admission(A, 1)
     with monkeypatch.context() as patch:
         patch.setattr("gym.durable.os.write", _full)
         with pytest.raises(NoSpace, match=r"loader\.json: No space left") as caught:
-            await world.controller.cut_rl_state(A, begun.folder, 5)
+            await world.controller.saves.cut(A, begun.folder, 5)
     assert caught.value.participant == "SingleController"
-    world.controller.resume_checkpoint(A, None)
+    world.controller.saves.resume(A, None)
     assert world.controller.job.admission.is_open
     await until(lambda: world.folder.discarded == [A])
 

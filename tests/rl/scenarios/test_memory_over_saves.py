@@ -11,7 +11,7 @@ FEW, MANY = 5, 40
 
 
 async def test_what_the_controller_holds_does_not_grow_with_saves(tmp_path: Path) -> None:
-    """Break: keep every `Save` that has ended in `CheckpointDesk`, or its task for the clearing."""
+    """Break: rl/controller/save.py: keep the answers of ended saves, or their clearing tasks."""
     world = World(tmp_path)
     await world.start()
     world.hold("p0_g0")
@@ -21,7 +21,7 @@ async def test_what_the_controller_holds_does_not_grow_with_saves(tmp_path: Path
     for number in range(FEW, FEW + MANY):
         await _one(world, number)
     remembered = (
-        "rl.controller.saves.Ended",
+        "rl.controller.save.EndedSave",
         "gym.ended_ids.EndedIds._ids",
     )  # the newest 1,024
     assert grown(before, living("rl", "gym"), MANY, *remembered) == {}
@@ -30,8 +30,8 @@ async def test_what_the_controller_holds_does_not_grow_with_saves(tmp_path: Path
 async def _one(world: World, number: int) -> None:
     """Every other one is given up after its cut."""
     checkpoint = f"{number:08d}"
-    begun = await world.controller.begin_checkpoint(checkpoint, "named: never unchanged")
-    await world.controller.close_admission(checkpoint, 1)
-    await world.controller.cut_rl_state(checkpoint, begun.folder, 5)
+    begun = await world.controller.saves.begin(checkpoint, "named: never unchanged")
+    await world.controller.saves.close_admission(checkpoint, 1)
+    await world.controller.saves.cut(checkpoint, begun.folder, 5)
     published = begun.snapshot if number % 2 else None
-    world.controller.resume_checkpoint(checkpoint, published)
+    world.controller.saves.resume(checkpoint, published)

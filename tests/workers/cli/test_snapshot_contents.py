@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from gym.protocol import Continuation, DigestMismatch, UnsupportedSchema, WrittenFile
-from rl.controller.cut import Picture, write_picture
 from rl.messages import Workload
 from rl.records.loader import LoaderPlace
-from rl.records.recovery_ledger import RolloutRecord, Run, RunState
+from rl.records.rollout_record import RolloutRecord, Run, RunPhase
+from rl.records.snapshot_part import RlRecords, write_records
 from rl.snapshots.folder import Reserved
 from rl.snapshots.manifest import SnapshotManifest
 from tests.rl.folder_cases import manifest_of, topology, write_files
@@ -20,9 +20,9 @@ SHA = "0" * 64
 LINES = "gym/simple_agent/continuations.jsonl"
 
 
-def record(rollout_id: str, state: RunState, *, attempt: int = 0) -> RolloutRecord:
-    older = [Run(attempt_index=n, incarnation=1, state=RunState.SUPERSEDED) for n in range(attempt)]
-    done = {"reward": 1.0, "result_digest": SHA} if state is RunState.FINISHED else {}
+def record(rollout_id: str, state: RunPhase, *, attempt: int = 0) -> RolloutRecord:
+    older = [Run(attempt_index=n, incarnation=1, state=RunPhase.SUPERSEDED) for n in range(attempt)]
+    done = {"reward": 1.0, "result_digest": SHA} if state is RunPhase.FINISHED else {}
     newest = Run(attempt_index=attempt, incarnation=1, state=state)
     return RolloutRecord(rollout_id=rollout_id, agent="simple_agent", runs=[*older, newest], **done)
 
@@ -43,13 +43,13 @@ def line(rollout_id: str, after: str | None, attempt: int, **revisions: int | No
 
 async def snapshot(folder: Path, lines: list[bytes]) -> SnapshotManifest:
     records = [
-        record("p0_g0", RunState.FINISHED),
-        record("p1_g0", RunState.STARTED, attempt=1),
-        record("p2_g0", RunState.STARTED),
-        record("p3_g0", RunState.STARTED),
-        record("p4_g0", RunState.WAITING),
+        record("p0_g0", RunPhase.FINISHED),
+        record("p1_g0", RunPhase.STARTED, attempt=1),
+        record("p2_g0", RunPhase.STARTED),
+        record("p3_g0", RunPhase.STARTED),
+        record("p4_g0", RunPhase.WAITING),
     ]
-    picture = Picture(
+    captured = RlRecords(
         records={record.rollout_id: record for record in records},
         groups={},
         place=LoaderPlace(
@@ -59,7 +59,7 @@ async def snapshot(folder: Path, lines: list[bytes]) -> SnapshotManifest:
     (folder / "rl").mkdir()
     files: list[WrittenFile] = [
         *write_files(folder, {LINES: b"\n".join(lines)}),
-        *await write_picture(picture, folder),
+        *write_records(captured, folder),
     ]
     modes = {"counter": "export_restore", "search": "stateless", "shell": "restart_only"}
     servers = [{"name": name, "mode": mode} for name, mode in modes.items()]

@@ -1,16 +1,19 @@
-"""What the Single Controller calls on the other actors, with its incarnation put in front.
+"""The Single Controller's collaborators: TransferQueue, the other actors, the folder, the clocks.
 
-Guarantees: a run and an acknowledgement outlive the NemoGym actor: when it dies and comes back
-the same call is made again, and `/run` joins what is there (design section 4, losing a process).
-All other calls are made once.
+Guarantees: a run and what follows it (an acknowledgement, `let_go`, `forget`) outlive the NemoGym
+actor: when it dies and comes back the same call is made again, and `/run` joins the run that is
+there (design section 4, losing a process). All other calls are made once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from gym.lease import lease_clock
 from gym.protocol import Status, WrittenFile
 from rl.actors import call
 from rl.errors import ActorLost, RayUnreachable
@@ -22,17 +25,20 @@ from rl.messages import (
     RunResult,
     ServerReport,
 )
+from rl.snapshots.folder import SnapshotFolder
+
+if TYPE_CHECKING:  # importing it imports torch, for seconds
+    from rl.data_plane.transfer_queue import DataPlane
 
 _PAUSE_S = 0.2
-_PATIENCE_S = 60.0
-"""How long NemoGym may be away in one go (a restart takes Ray a few seconds)."""
+_AWAY_S = 60.0
+"""Longest absence of NemoGym that is waited for (a restart takes Ray a few seconds)."""
 
 
-class RayHost:
-    """The actor that hosts TransferQueue."""
+class DataPlaneHostClient:
+    """The actor that hosts TransferQueue; calls carry `incarnation`."""
 
     def __init__(self, incarnation: int) -> None:
-        """Calls carry `incarnation`."""
         self._incarnation = incarnation
 
     async def save(self, folder: str) -> list[WrittenFile]:
@@ -41,31 +47,30 @@ class RayHost:
         return files
 
 
-class RayGym:
-    """The NemoGym actor."""
+class NemoGymClient:
+    """The NemoGym actor; calls carry `incarnation`."""
 
     def __init__(self, incarnation: int) -> None:
-        """Calls carry `incarnation`."""
         self._incarnation = incarnation
 
     async def run(self, request: RunRequest) -> RunResult:
         """See `NemoGym.run`."""
-        result: RunResult = await self._patiently("run", request)
+        result: RunResult = await self._repeated("run", request)
         return result
 
     async def acknowledge(
         self, rollout_id: str, attempt_index: int, digest: str, agent: str
     ) -> None:
         """See `NemoGym.acknowledge`."""
-        await self._patiently("acknowledge", rollout_id, attempt_index, digest, agent)
+        await self._repeated("acknowledge", rollout_id, attempt_index, digest, agent)
 
     async def let_go(self, rollout_id: str, agent: str) -> None:
         """See `NemoGym.let_go`."""
-        await self._patiently("let_go", rollout_id, agent)
+        await self._repeated("let_go", rollout_id, agent)
 
     async def forget(self, rollout_id: str, agent: str) -> None:
         """See `NemoGym.forget`."""
-        await self._patiently("forget", rollout_id, agent)
+        await self._repeated("forget", rollout_id, agent)
 
     async def status(self) -> list[Status]:
         """See `NemoGym.status`."""
@@ -94,7 +99,7 @@ class RayGym:
     async def _once(self, method: str, *args: Any) -> Any:
         return await call(NEMO_GYM, method, self._incarnation, *args)
 
-    async def _patiently(self, method: str, *args: Any) -> Any:
+    async def _repeated(self, method: str, *args: Any) -> Any:
         away_since: float | None = None
         while True:
             began = time.monotonic()
@@ -105,6 +110,19 @@ class RayGym:
                 # A call that took long was with a living actor: its loss is a new one.
                 if away_since is None or now - began > _PAUSE_S * 10:
                     away_since = now
-                if now - away_since > _PATIENCE_S:
+                if now - away_since > _AWAY_S:
                     raise
             await asyncio.sleep(_PAUSE_S)
+
+
+@dataclass(frozen=True)
+class Collaborators:
+    """All of them, and the clocks (seconds, never going back)."""
+
+    data_plane: DataPlane
+    host: DataPlaneHostClient
+    gym: NemoGymClient
+    folder: SnapshotFolder
+    clock: Callable[[], float] = time.monotonic
+    """Measures the pause of a save."""
+    lease_clock: Callable[[], float] = lease_clock
