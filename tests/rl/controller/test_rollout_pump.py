@@ -50,7 +50,7 @@ async def test_at_most_max_inflight_rollouts_are_under_way(tmp_path: Path) -> No
 
 
 async def test_a_result_that_comes_again_makes_no_second_row(tmp_path: Path) -> None:
-    """Invariant 5. Break: rl/controller/rollout_pump.py: put the row before the ledger is asked."""
+    """Invariant 5. Break: rl/controller/rollout_pump.py: put before the ledger; seen red."""
     world = World(tmp_path)
     await world.start()
     result = world.gym.finish("p0_g0")
@@ -62,7 +62,7 @@ async def test_a_result_that_comes_again_makes_no_second_row(tmp_path: Path) -> 
 
 
 async def test_a_result_of_another_run_fails_the_job_and_makes_no_row(tmp_path: Path) -> None:
-    """Invariant 5. Break: rl/controller/rollout_pump.py: put the row before the ledger is asked."""
+    """Invariant 5. Break: rl/controller/rollout_pump.py: put before the ledger; seen red."""
     world = World(tmp_path)
     await world.start()
     world.gym.runs["p0_g0", 0].set_result(world.gym.result("p0_g0", 1))
@@ -71,7 +71,7 @@ async def test_a_result_of_another_run_fails_the_job_and_makes_no_row(tmp_path: 
 
 
 async def test_a_result_is_acknowledged_only_once_its_row_is_put(tmp_path: Path) -> None:
-    """Invariant 5. Break: rl/controller/rollout_pump.py: acknowledge before the row is put."""
+    """Break: rl/controller/rollout_pump.py: acknowledge before the row is put."""
     world = World(tmp_path)
     await world.start()
     world.plane.gate.clear()
