@@ -1,4 +1,4 @@
-"""Real vLLM with the tiny model behind the generation endpoint: multi-turn tool calls."""
+"""The command line of vLLM; real vLLM with the tiny model behind the generation endpoint."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from rl.policies.tiny_model import make_tiny_model
 from rl.policies.vllm import POLICY_MODEL, vllm_command
 from tests.ports import free_port
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 START_LIMIT_S = 180
 TURNS = 10
 
@@ -124,6 +123,8 @@ async def play(
     return chain, seconds
 
 
+@pytest.mark.vllm
+@pytest.mark.timeout(300)
 async def test_ten_turns_of_valid_tool_calls_that_a_second_run_repeats(vllm: str) -> None:
     plane = Plane()
     generation = Generation(
@@ -146,3 +147,10 @@ async def test_ten_turns_of_valid_tool_calls_that_a_second_run_repeats(vllm: str
             assert extends
     await generation.aclose()
     print(f"{len(seconds)} turns: median {statistics.median(seconds):.3f} s, {max(seconds):.3f} s")
+
+
+def test_the_command_line_names_model_and_port(tmp_path: Path) -> None:
+    argv, environment = vllm_command(tmp_path, 23_100)
+    assert argv[argv.index("--model") + 1] == str(tmp_path)
+    assert argv[argv.index("--port") + 1] == "23100"
+    assert environment["TORCHDYNAMO_DISABLE"] == "1"

@@ -9,7 +9,6 @@ import pytest
 pytest.importorskip("transformers")
 
 from rl.policies.tiny_model import make_tiny_model, model_identity
-from rl.policies.vllm import vllm_command
 
 
 def test_it_is_made_once_and_the_same_seed_gives_the_same_model(tmp_path: Path) -> None:
@@ -58,10 +57,3 @@ def test_the_next_prompt_extends_an_answer_with_a_tool_call(tmp_path: Path) -> N
     known = ids(user) + sampled
     assert ids(user, answer, tool)[: len(known)] == known
     assert tokenizer.decode(ids(user), skip_special_tokens=True).count("grüße") == 1
-
-
-def test_the_command_line_names_model_and_port(tmp_path: Path) -> None:
-    argv, environment = vllm_command(tmp_path, 23_100)
-    assert argv[argv.index("--model") + 1] == str(tmp_path)
-    assert argv[argv.index("--port") + 1] == "23100"
-    assert environment["TORCHDYNAMO_DISABLE"] == "1"
