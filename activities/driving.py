@@ -1,4 +1,4 @@
-"""Driving a phase: heartbeats, leases and what is left of a deadline (design section 4).
+"""Driving a phase: heartbeats, leases and the time left until a deadline (design section 4).
 
 Guarantees: a lease is extended only after Temporal has answered a heartbeat of this very try,
 so a terminated workflow, a superseded try or a lost Temporal extends nothing; the time left is
@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
+from typing import Any
 
 from temporalio import activity
 from temporalio.client import AsyncActivityCancelledError, AsyncActivityHandle, Client
@@ -20,14 +21,14 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from gym.protocol import DeadlineExceeded, StaleCheckpoint
 
-Renew = Callable[[float], Awaitable[bool]]
+Renew = Callable[[float], Coroutine[Any, Any, bool]]
 """Extends every lease of a checkpoint to so many seconds; False: the controller's has ended.
-True does not prove that they were extended, only that it has not said so."""
+True says only that no participant has reported an ended lease, not that all were extended."""
 BEATS_IN_A_TIMEOUT = 3
 """Heartbeats sent within one heartbeat timeout, so that one lost answer ends nothing."""
-ANSWER_LIMIT = timedelta(seconds=1)
-"""For Temporal's answer to one heartbeat: an answer that takes longer proves too little."""
-PROVE_LIMIT_S, PROVE_PAUSE_S = 30.0, 0.2
+ANSWER_TIMEOUT = timedelta(seconds=1)
+"""For Temporal's answer to one heartbeat; a later one is too old to extend a lease."""
+PROVE_TIMEOUT_S, PROVE_PAUSE_S = 30.0, 0.2
 """A Temporal that was killed is there again within seconds."""
 LEASE_SHARE = 3
 """A lease is extended every third of it (design section 4, leases)."""
@@ -41,11 +42,15 @@ DEADLINE_SETTING = {
 """The setting that each phase's deadline comes from; admission closes in the time to prepare."""
 
 
-class Budget:
-    """What is left of a phase, in seconds."""
+class PhaseClock:
+    """The time that a phase has taken and the time that is left.
+
+    Args:
+        deadline: End of the phase; None if it has no deadline. The time left is counted from
+            Temporal's stamp of this try's start.
+    """
 
     def __init__(self, deadline: datetime | None) -> None:
-        """Count from Temporal's stamp of this try's start; None: the phase has no deadline."""
         self._left_at_start = (
             math.inf
             if deadline is None
@@ -57,11 +62,11 @@ class Budget:
         """Milliseconds since this try began."""
         return (time.monotonic() - self._started) * 1000
 
-    def left_s(self) -> float:
-        """Seconds left.
+    def timeout_s(self) -> float:
+        """Seconds left until the deadline.
 
         Raises:
-            DeadlineExceeded: None are; the setting to raise is named.
+            DeadlineExceeded: None are left; the message names the setting to raise.
         """
         left = self._left_at_start - (time.monotonic() - self._started)
         if left <= 0:
@@ -76,11 +81,11 @@ class Budget:
 @asynccontextmanager
 async def driving(
     client: Client,
-    deadline: datetime | None,
+    deadline: datetime | None = None,
     *,
     lease_s: float | None = None,
     renew: Renew | None = None,
-) -> AsyncIterator[Budget]:
+) -> AsyncIterator[PhaseClock]:
     """Keep a try alive while its body runs.
 
     The body of a repeat begins once the leases are extended: the try before it may have died and
@@ -93,14 +98,14 @@ async def driving(
         renew: Extends them; without it only heartbeats are sent.
 
     Yields:
-        The budget of the phase.
+        The clock of the phase.
 
     Raises:
         StaleCheckpoint: The controller's lease ended while the body ran.
     """
     body = asyncio.current_task()
     assert body is not None  # an activity is always a task
-    budget, extended = Budget(deadline), asyncio.Event()
+    clock, extended = PhaseClock(deadline), asyncio.Event()
     beating = asyncio.create_task(_beat(client, lease_s, renew, extended))
 
     def ended(done: asyncio.Task[None]) -> None:
@@ -111,7 +116,7 @@ async def driving(
     try:
         if renew is not None and activity.info().attempt > 1:
             await extended.wait()
-        yield budget
+        yield clock
     except asyncio.CancelledError:
         if beating.done() and not beating.cancelled() and (error := beating.exception()):
             raise error from None
@@ -126,9 +131,8 @@ async def _beat(
 ) -> None:
     """Heartbeat for ever; ends only by an error that ends the try.
 
-    `extended` is set when the first renewal is over, or Temporal has not proven anything.
-
     Leases are extended beside the heartbeats: a server that answers slowly must not cost the try.
+    `extended` is set after the first renewal, or if Temporal has confirmed nothing.
     """
     info = activity.info()
     timeout_s = info.heartbeat_timeout.total_seconds() if info.heartbeat_timeout else 10.0
@@ -152,7 +156,7 @@ async def _beat(
                 left_s = lease_s - (time.monotonic() - asked)  # counted from the proof
                 if asked - renewed >= lease_s / LEASE_SHARE and left_s > 0:
                     renewed = asked
-                    renewing = asyncio.create_task(_renewed(renew, left_s))
+                    renewing = asyncio.create_task(renew(left_s))
                     renewing.add_done_callback(lambda _: extended.set())
             if renewing is None:
                 extended.set()
@@ -162,40 +166,36 @@ async def _beat(
             renewing.cancel()
 
 
-async def _renewed(renew: Renew, lease_s: float) -> bool:
-    return await renew(lease_s)
-
-
 async def prove(client: Client) -> None:
-    """Ask Temporal whether it still waits for this very try; before a step that destroys.
+    """Confirm with Temporal that it still waits for this very try; before a step that destroys.
 
     A Temporal that does not answer is asked again: it may be restarted at this moment, and a
-    claim that gave up over that would have ended a job for nothing.
+    claim that failed because of that would have ended a job for nothing.
 
     Raises:
-        StaleCheckpoint: It does not, or stays silent: a try that stood still must not end what a
-            later one has built.
+        StaleCheckpoint: It does not wait for it, or stays silent for `PROVE_TIMEOUT_S`: a try
+            that stood still must not end what a later one has built.
     """
     handle = client.get_async_activity_handle(task_token=activity.info().task_token)
-    give_up = time.monotonic() + PROVE_LIMIT_S
+    deadline = time.monotonic() + PROVE_TIMEOUT_S
     while not await _proven(handle):
-        if time.monotonic() > give_up:
+        if time.monotonic() > deadline:
             raise StaleCheckpoint("Temporal does not confirm this try")
         await asyncio.sleep(PROVE_PAUSE_S)
 
 
 async def _proven(handle: AsyncActivityHandle) -> bool:
-    """Whether Temporal answers that this try is still the one that it waits for.
+    """True if Temporal answers that it waits for this try; False if it does not answer.
 
     Raises:
-        StaleCheckpoint: It answers that it is not: completed, terminated or tried again.
+        StaleCheckpoint: The try is completed, terminated or superseded by a later one.
     """
     try:
-        await handle.heartbeat(rpc_timeout=ANSWER_LIMIT)
+        await handle.heartbeat(rpc_timeout=ANSWER_TIMEOUT)
     except AsyncActivityCancelledError:
         return False  # the SDK cancels the activity's task; what it compensates renews nothing
     except RPCError as error:
         if error.status == RPCStatusCode.NOT_FOUND:
             raise StaleCheckpoint("Temporal does not wait for this try any more") from None
-        return False  # Temporal is out of reach: proves nothing, the leases decide
+        return False  # Temporal is out of reach: the leases decide
     return True

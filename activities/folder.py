@@ -7,7 +7,6 @@ each runs; a snapshot is selected only after every file's size and digest have b
 from __future__ import annotations
 
 import asyncio
-import time
 from datetime import UTC, datetime
 
 from temporalio import activity
@@ -15,10 +14,13 @@ from temporalio.client import Client
 
 from activities.contract import PruneInput, PruneResult
 from activities.contract.restore import SelectRequest, SelectResult
-from activities.contract.save import CheckpointKey, PublishRequest, PublishResult, UnpublishResult
-from activities.controller import check_job
-from activities.driving import driving
-from activities.leases import renewal
+from activities.contract.save import (
+    CheckpointKey,
+    PublishRequest,
+    PublishResult,
+    UnpublishResult,
+)
+from activities.group import ActivityGroup
 from rl.errors import NoSnapshot, SnapshotDamaged, TopologyMismatch
 from rl.messages import JobConfig
 from rl.snapshots.folder import SnapshotFolder
@@ -27,18 +29,11 @@ from rl.snapshots.manifest import SnapshotManifest
 from rl.snapshots.topology import demand_fit, topology_of
 
 
-class FolderActivities:
-    """What saves, restores and prunes ask of the disk."""
+class FolderActivities(ActivityGroup):
+    """The requests of saves, restores and prunes to the disk."""
 
     def __init__(self, client: Client, config: JobConfig) -> None:
-        """Take what every call needs.
-
-        Args:
-            client: Temporal, for the proof that a try is still waited for.
-            config: The job that this worker serves.
-        """
-        self._client = client
-        self._config = config
+        super().__init__(client, config)
         self._folder = SnapshotFolder(config)
 
     @activity.defn
@@ -52,11 +47,8 @@ class FolderActivities:
             PublishRefused: The folder is not what the servers and the controller answered.
             Unpublished: Compensation or a sweep has won the rename.
         """
-        check_job(self._config, request.job_id)
-        async with driving(
-            self._client, request.deadline, lease_s=request.lease_s, renew=renewal(request)
-        ) as budget:
-            budget.left_s()
+        async with self._driving(request) as clock:
+            clock.timeout_s()
             manifest = SnapshotManifest(
                 job_id=request.job_id,
                 snapshot=request.snapshot,
@@ -75,14 +67,13 @@ class FolderActivities:
                 published=True,
                 snapshot=published.snapshot,
                 bytes=published.bytes,
-                ms=budget.elapsed_ms(),
+                ms=clock.elapsed_ms(),
             )
 
     @activity.defn
     async def unpublish_snapshot(self, request: CheckpointKey) -> UnpublishResult:
-        """Compensation: rename the folder away; if the publish had won, say so."""
-        check_job(self._config, request.job_id)
-        async with driving(self._client, None):
+        """Compensation: rename the folder away; if the publish had won, its snapshot."""
+        async with self._driving(request):
             trashed = await asyncio.to_thread(self._folder.discard, request.checkpoint_id)
             snapshot = await asyncio.to_thread(self._folder.find_published, request.checkpoint_id)
             manifest = (
@@ -97,9 +88,8 @@ class FolderActivities:
 
     @activity.defn
     async def prune_snapshots(self, request: PruneInput) -> PruneResult:
-        """Step 6: delete what nothing needs any more."""
-        check_job(self._config, request.job_id)
-        async with driving(self._client, None):
+        """Step 6: delete the snapshots that no restore needs any more."""
+        async with self._driving(request):
             removed, kept = await asyncio.to_thread(
                 self._folder.prune,
                 request.keep_latest_k,
@@ -117,12 +107,10 @@ class FolderActivities:
             SnapshotDamaged: With `strict`, the first one is damaged; the file is named.
             TopologyMismatch: With `strict`, another fleet saved it.
         """
-        started = time.monotonic()
-        check_job(self._config, request.job_id)
-        demand_newest(self._config.job_folder, request.incarnation)
-        found = topology_of(self._config, request.servers, {})
         skipped: list[str] = []
-        async with driving(self._client, None):
+        async with self._driving(request) as clock:
+            demand_newest(self._config.job_folder, request.incarnation)
+            found = topology_of(self._config, request.servers, {})
             for name in await asyncio.to_thread(self._folder.candidates, request.snapshot):
                 if name in request.excluded:
                     continue
@@ -141,7 +129,7 @@ class FolderActivities:
                     skipped=skipped,
                     bytes=manifest.bytes,
                     files=manifest.files,
-                    ms=(time.monotonic() - started) * 1000,
+                    ms=clock.elapsed_ms(),
                 )
         reasons = [*request.reasons, *skipped]
         raise NoSnapshot(

@@ -8,40 +8,37 @@ import logging
 from activities.contract.save import CheckpointRequest
 from activities.driving import LEASE_SHARE, Renew
 from gym.protocol import DeadlineExceeded, TurnpointError
-from rl.actors import call
-from rl.messages import NEMO_GYM, SINGLE_CONTROLLER
+from rl.controller.client import SingleControllerClient
+from rl.nemo_gym.client import NemoGymClient
 
 logger = logging.getLogger(__name__)
 
 
 def renewal(request: CheckpointRequest) -> Renew:
-    """How the leases of this checkpoint are extended.
+    """A function that extends the leases of this checkpoint.
 
     A server that cannot be reached is only logged: if its lease ends, *confirmed held* refuses
-    the cut. The controller's answer decides; one that comes late proves nothing, and is only
-    logged too: two thirds of the lease are left, and the next renewal asks again.
+    the cut. The controller's answer decides; a late one is only logged too: two thirds of the
+    lease are left, and the next renewal asks again.
     """
-    arguments = (request.incarnation, request.checkpoint_id)
+    controller = SingleControllerClient(request.incarnation)
+    servers = NemoGymClient(request.incarnation)
 
     async def renew(lease_s: float) -> bool:
-        limit_s = lease_s / LEASE_SHARE
+        timeout_s = lease_s / LEASE_SHARE
 
         async def of_controller() -> bool:
             try:
-                return bool(
-                    await call(SINGLE_CONTROLLER, "renew", *arguments, lease_s, limit_s=limit_s)
-                )
+                return await controller.renew(request.checkpoint_id, lease_s, timeout_s=timeout_s)
             except DeadlineExceeded as error:
-                logger.warning(
-                    "controller's lease not extended in time", extra={"code": error.code}
-                )
+                logger.warning("controller's lease is not extended", extra={"code": error.code})
                 return True
 
         async def of_servers() -> None:
             try:
-                await call(NEMO_GYM, "renew", *arguments, lease_s, limit_s=limit_s)
+                await servers.renew(request.checkpoint_id, lease_s, timeout_s=timeout_s)
             except TurnpointError as error:
-                logger.warning("servers' leases not extended", extra={"code": error.code})
+                logger.warning("servers' leases are not extended", extra={"code": error.code})
 
         held, _ = await asyncio.gather(of_controller(), of_servers())
         return held

@@ -41,6 +41,12 @@ SnapshotName = Annotated[
 ]
 
 
+class JobRequest(Wire):
+    """Base of every input and request: they name the job."""
+
+    job_id: JobId
+
+
 class Timed(Wire):
     """Base of an activity's result."""
 
@@ -48,10 +54,9 @@ class Timed(Wire):
     """Milliseconds that the activity took."""
 
 
-class SaveInput(Wire):
+class SaveInput(JobRequest):
     """Input of `SaveSnapshot`, as the Temporal UI and `temporal workflow start` give it."""
 
-    job_id: JobId
     name: SnapshotName | None = None
     """A named snapshot is never pruned and never skipped as unchanged."""
     trigger: Literal["manual", "scheduled"] = "manual"
@@ -102,10 +107,9 @@ class Progress(Wire):
     """Of a restore: the one that it has claimed."""
 
 
-class RestoreInput(Wire):
+class RestoreInput(JobRequest):
     """Input of `RestoreSnapshot`."""
 
-    job_id: JobId
     snapshot: SnapshotFolder | SnapshotName | Literal["latest"] = "latest"
     strict: bool = False
     """Fail instead of taking the next older snapshot."""
@@ -126,10 +130,9 @@ class RestoreResult(Wire):
     phases: list[PhaseReport] = []
 
 
-class PruneInput(Wire):
+class PruneInput(JobRequest):
     """Input of `PruneSnapshots`."""
 
-    job_id: JobId
     keep_latest_k: int = Field(default=2, ge=1)
     incarnation: int | None = Field(default=None, ge=1)
     other_lines: bool = False

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from activities.contract import Timed
-from gym.protocol import Seconds, Wire, WrittenFile
+from activities.contract import JobRequest, Timed
+from gym.protocol import Seconds, WrittenFile
 from gym.protocol.records import OperationId
 from rl.messages import (
     ContinuedRollout,
-    JobId,
     JoinedServer,
     ServerReport,
     SnapshotFolder,
@@ -17,10 +16,9 @@ from rl.messages import (
 )
 
 
-class ClaimRequest(Wire):
+class ClaimRequest(JobRequest):
     """Request of `claim_job`."""
 
-    job_id: JobId
     workflow_id: str
     run_id: str
     replace: bool = False
@@ -39,10 +37,9 @@ class ClaimResult(Timed):
     trashed: list[str] = []
 
 
-class RestoreStep(Wire):
+class RestoreStep(JobRequest):
     """Request of `discover_capabilities` and `discard_continuations`; base of the later ones."""
 
-    job_id: JobId
     incarnation: int = Field(ge=1)
     restore_id: OperationId
 

@@ -6,14 +6,13 @@ from datetime import datetime
 
 from pydantic import Field
 
-from activities.contract import SnapshotName, Timed
+from activities.contract import JobRequest, SnapshotName, Timed
 from gym.protocol import Seconds, Wire, WrittenFile
 from gym.protocol.records import OperationId
 from rl.messages import (
     BeginAnswer,
     CommitAnswers,
     CutAnswer,
-    JobId,
     PrepareAnswers,
     ServerReport,
     SnapshotFolder,
@@ -21,10 +20,9 @@ from rl.messages import (
 )
 
 
-class CheckpointKey(Wire):
+class CheckpointKey(JobRequest):
     """One checkpoint of one job; the request of `unpublish_snapshot`."""
 
-    job_id: JobId
     checkpoint_id: OperationId
 
 

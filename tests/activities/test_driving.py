@@ -1,4 +1,4 @@
-"""Heartbeats, leases and budgets of an activity, on the real Temporal server."""
+"""Heartbeats, leases and deadlines of an activity, on the real Temporal server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from temporalio.worker import Worker
 
 from activities import leases
 from activities.contract.save import CheckpointRequest
-from activities.driving import Budget, Renew, driving
+from activities.driving import PhaseClock, Renew, driving
 from activities.errors import TypedFailures
 from rl import actors
 from tests.activities.drive_workflow import DriveOnce
@@ -29,7 +29,7 @@ LEASE_S = 0.6
 class Driven:
     """The activity `driven`: what runs in its body is the test's."""
 
-    def __init__(self, client: Client, body: Callable[[Budget], Awaitable[float]]) -> None:
+    def __init__(self, client: Client, body: Callable[[PhaseClock], Awaitable[float]]) -> None:
         self.client = client
         self.body = body
         self.renewals: list[float] = []
@@ -59,8 +59,8 @@ class Driven:
                 datetime.fromisoformat(deadline),
                 lease_s=LEASE_S,
                 renew=self.renew,
-            ) as budget:
-                return await self.body(budget)
+            ) as clock:
+                return await self.body(clock)
         except BaseException as error:
             self.error = error
             raise
@@ -69,7 +69,7 @@ class Driven:
 
 
 async def start(
-    client: Client, driven: Driven, budget_s: float = 10.0, tries: int = 1
+    client: Client, driven: Driven, timeout_s: float = 10.0, tries: int = 1
 ) -> tuple[Any, Worker]:
     queue = f"drive-{uuid.uuid4()}"
     worker = Worker(
@@ -80,7 +80,7 @@ async def start(
         interceptors=[TypedFailures()],
     )
     handle = await client.start_workflow(
-        DriveOnce.run, args=[budget_s, tries], id=queue, task_queue=queue
+        DriveOnce.run, args=[timeout_s, tries], id=queue, task_queue=queue
     )
     return handle, worker
 
@@ -105,7 +105,7 @@ async def test_a_repeat_begins_when_the_leases_are_extended(temporal: Client) ->
     """Its body may be over sooner. Break: activities/driving.py: let a repeat's body begin."""
     before: list[int] = []
 
-    async def fail_once(_: Budget) -> float:
+    async def fail_once(_: PhaseClock) -> float:
         before.append(driven.answered)
         if len(before) == 1:
             raise RuntimeError("the worker has died")
@@ -206,16 +206,16 @@ async def test_a_slow_renewal_costs_no_heartbeat(temporal: Client) -> None:
         assert await handle.result() == 2.5
 
 
-async def test_the_budget_counts_from_temporals_stamp_and_ends_typed(temporal: Client) -> None:
+async def test_the_time_left_counts_from_temporals_stamp_and_ends_typed(temporal: Client) -> None:
     seen: list[float] = []
 
-    async def use_up(budget: Budget) -> float:
-        seen.append(budget.left_s())
+    async def use_up(clock: PhaseClock) -> float:
+        seen.append(clock.timeout_s())
         await asyncio.sleep(1.2)
-        return budget.left_s()
+        return clock.timeout_s()
 
     driven = Driven(temporal, use_up)
-    handle, worker = await start(temporal, driven, budget_s=1.0)
+    handle, worker = await start(temporal, driven, timeout_s=1.0)
     async with worker:
         with pytest.raises(WorkflowFailureError) as caught:
             await handle.result()
@@ -241,7 +241,7 @@ async def test_a_cancelled_workflow_cancels_the_body(temporal: Client) -> None:
 async def test_an_error_that_is_not_ours_shows_its_class_and_hides_its_text(
     temporal: Client,
 ) -> None:
-    async def leak(_: Budget) -> float:
+    async def leak(_: PhaseClock) -> float:
         raise RuntimeError("the conversation was SECRET")
 
     handle, worker = await start(temporal, Driven(temporal, leak))

@@ -30,7 +30,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Answers:
             raise answer
         return answer
 
-    monkeypatch.setattr(leases, "call", call)
+    for module in ("rl.controller.client", "rl.nemo_gym.client"):
+        monkeypatch.setattr(f"{module}.call", call)
     return answers
 
 

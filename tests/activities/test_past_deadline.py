@@ -88,8 +88,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     async def beat(*_: Any) -> None:
         """Send no heartbeat."""
 
-    monkeypatch.setattr("activities.gym.call", call)
-    monkeypatch.setattr("activities.controller.call", call)
+    monkeypatch.setattr("rl.nemo_gym.client.call", call)
+    monkeypatch.setattr("rl.controller.client.call", call)
     monkeypatch.setattr(driving, "_beat", beat)
     return found
 

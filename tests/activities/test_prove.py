@@ -54,7 +54,7 @@ async def test_a_try_that_nobody_waits_for_destroys_nothing() -> None:
 
 
 async def test_a_temporal_that_stays_away_confirms_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driving, "PROVE_LIMIT_S", 0.05)
+    monkeypatch.setattr(driving, "PROVE_TIMEOUT_S", 0.05)
     temporal = Temporal(*[RPCStatusCode.UNAVAILABLE] * 1_000_000)
     with pytest.raises(StaleCheckpoint, match="does not confirm"):
         await asyncio.wait_for(temporal.asked(), 5)

@@ -26,9 +26,9 @@ from typing import Any
 from temporalio import activity
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
-import activities.controller
-import activities.gym
 from gym.logs import configure_logging
+from rl.controller import client as controller_client
+from rl.nemo_gym import client as nemo_gym_client
 from rl.snapshots.names import JobFolder
 from workers.config.settings import load_settings
 from workers.worker import run
@@ -47,7 +47,7 @@ class Holds(Interceptor):
 
     def hold_inside(self) -> None:
         """Hold bodies too, where they ask an actor, and where a publish is about to rename."""
-        for module in (activities.controller, activities.gym):
+        for module in (controller_client, nemo_gym_client):
             setattr(module, "call", self._held_call(module.call))  # noqa: B010 - mypy: no attribute
         write = JobFolder.replace_file
 
@@ -60,8 +60,10 @@ class Holds(Interceptor):
         JobFolder.replace_file = replace_file  # type: ignore[method-assign]
 
     def _held_call(self, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        async def held(*args: Any, **options: Any) -> Any:
-            asked = asyncio.ensure_future(call(*args, **options))
+        async def held(name: str, method: str, *args: Any, **options: Any) -> Any:
+            if method == "renew":  # it runs beside the body
+                return await call(name, method, *args, **options)
+            asked = asyncio.ensure_future(call(name, method, *args, **options))
             try:
                 reached = self._reach(_point("inside"))
                 while reached is not None and reached.exists():  # noqa: ASYNC110 - a test's file

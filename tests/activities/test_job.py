@@ -21,6 +21,7 @@ from rl.errors import JobAlive, NoSnapshot, OtherJob, Superseded
 from rl.messages import ControllerStatus, JobConfig
 from rl.snapshots import incarnations
 from rl.snapshots.folder import SnapshotFolder
+from tests.activities.not_driven import not_driven
 from tests.rl.folder_cases import config_of
 from tests.workers.observations import status
 from workflows.journal import JOB
@@ -81,7 +82,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     monkeypatch.setattr(job_activities, "prove", proven)
     monkeypatch.setattr(SnapshotFolder, "candidates", lambda *_: ["snapshot_000001"])
     monkeypatch.setattr(job_activities, "pause_for_restore", paused)
-    monkeypatch.setattr(job_activities, "driving", _not_driven)
+    monkeypatch.setattr("activities.group.driving", not_driven)
     return found
 
 
@@ -116,17 +117,6 @@ class Temporal:
                 temporal.terminated.append(id)
 
         return Handle()
-
-
-class _not_driven:  # stands for an asynchronous context
-    def __init__(self, *_: Any) -> None:
-        pass
-
-    async def __aenter__(self) -> None:
-        pass
-
-    async def __aexit__(self, *_: object) -> None:
-        pass
 
 
 async def test_a_live_job_is_refused_and_nothing_is_touched(cluster: Cluster) -> None:
@@ -217,7 +207,7 @@ async def test_a_restore_of_nothing_touches_nothing(
 ) -> None:
     """A job that has finished must not be lost to a restore that cannot succeed."""
     monkeypatch.undo()
-    monkeypatch.setattr(job_activities, "driving", _not_driven)
+    monkeypatch.setattr("activities.group.driving", not_driven)
     with pytest.raises(NoSnapshot):
         await cluster.claim(replace=True)
     assert cluster.done == []

@@ -10,16 +10,10 @@ import pytest
 from temporalio.client import Client
 from temporalio.testing import ActivityEnvironment
 
-from activities import folder as folder_activities
 from activities.contract.restore import SelectRequest, SelectResult
-from activities.contract.save import BeginRequest
-from activities.controller import ControllerActivities
 from activities.folder import FolderActivities
 from gym.protocol import Kind, Mode, Role
 from rl.errors import (
-    ActorLost,
-    ControllerLost,
-    FolderError,
     NoSnapshot,
     SnapshotDamaged,
     TopologyMismatch,
@@ -28,9 +22,8 @@ from rl.messages import JobConfig, JoinedServer
 from rl.snapshots import incarnations
 from rl.snapshots.folder import SnapshotFolder
 from rl.snapshots.topology import topology_of
-from tests.activities.test_claim import _not_driven
 from tests.rl import folder_cases
-from tests.rl.folder_cases import FIRST, SECOND, config_of, save, start_job
+from tests.rl.folder_cases import save, start_job
 
 THIRD = "ccccdddd-0000-4000-8000-000000000003"
 SESSIONS = "gym/counter/sessions.jsonl"
@@ -58,19 +51,6 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], Any]]] = {
     ),
     "a file": (".", lambda at: (at.rename(at.parent / "kept"), at.write_bytes(b""))),
 }
-
-
-@pytest.fixture
-def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobConfig:
-    """A job of the folder cases' topology, with two snapshots, being restored."""
-    monkeypatch.setattr(folder_activities, "driving", _not_driven)
-    found = config_of(tmp_path)
-    start_job(found)
-    folder = SnapshotFolder(found)
-    save(folder, FIRST)
-    save(folder, SECOND)
-    incarnations.claim(found.job_folder, {"run_id": "restore"})
-    return found
 
 
 async def select(
@@ -210,43 +190,3 @@ async def test_each_entry_of_the_topology_is_compared_and_listed(
     moved = [one.model_copy(update={"url": "http://127.0.0.1:2", "instance_id": "j"})
              for one in FLEET.values()]  # fmt: skip
     assert (await select(config, moved, strict=True, incarnation=4)).skipped == []
-
-
-# --- a save while nothing runs, or not yet ----------------------------------------------------
-
-
-async def _begin(config: JobConfig, monkeypatch: pytest.MonkeyPatch) -> Any:
-    async def nobody(*_: Any, **__: Any) -> Any:
-        raise ActorLost("there is no such actor")
-
-    monkeypatch.setattr("activities.controller.call", nobody)
-    monkeypatch.setattr("activities.controller.driving", _not_driven)
-    activities = ControllerActivities(cast(Client, None), config)
-    request = BeginRequest(job_id=config.job_id, checkpoint_id="c1", name=None)
-    return await ActivityEnvironment().run(activities.begin_checkpoint, request)
-
-
-async def test_a_save_while_a_restore_runs_is_refused_and_says_to_wait(
-    config: JobConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Break: say that the job has no controller; a second restore would end the first."""
-    answer = await _begin(config, monkeypatch)
-    assert (answer.agreed, answer.refusal) == (False, "restore_not_finished")
-    assert "incarnation 2" in answer.reason and "wait for" in answer.reason
-
-
-async def test_a_save_without_a_job_says_how_to_bring_it_back(
-    config: JobConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    incarnations.record_origin(config.job_folder, 2, "snapshot_000002")
-    with pytest.raises(ControllerLost, match=r"`turnpoint run` starts it.*`turnpoint restore`"):
-        await _begin(config, monkeypatch)
-
-
-async def test_without_its_key_a_save_is_refused_before_the_controller_is_asked(
-    config: JobConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Break: activities/controller.py: leave it to `publish`, with all rollouts waiting."""
-    gone = config.model_copy(update={"snapshot_key_file": tmp_path / "gone"})
-    with pytest.raises(FolderError, match="put the key back"):
-        await _begin(gone, monkeypatch)

@@ -15,21 +15,8 @@ from activities.gym import GymActivities
 from gym.client import GymClient
 from rl.errors import ActorLost
 from rl.messages import NEMO_GYM, SINGLE_CONTROLLER
+from tests.activities.not_driven import not_driven
 from tests.rl.folder_cases import config_of
-
-
-class _not_driven:  # stands for an asynchronous context
-    def __init__(self, *_: Any) -> None:
-        pass
-
-    async def __aenter__(self) -> _not_driven:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        pass
-
-    def elapsed_ms(self) -> float:
-        return 1.0
 
 
 @pytest.mark.parametrize("lost", [{NEMO_GYM}, {NEMO_GYM, SINGLE_CONTROLLER}])
@@ -51,8 +38,9 @@ async def test_only_what_nobody_could_open_is_left_to_its_lease(
         opened.append(words[3])
         return []
 
-    monkeypatch.setattr(gym_activities, "driving", _not_driven)
-    monkeypatch.setattr(gym_activities, "call", call)
+    monkeypatch.setattr("activities.group.driving", not_driven)
+    for module in ("rl.controller.client", "rl.nemo_gym.client"):
+        monkeypatch.setattr(f"{module}.call", call)
     monkeypatch.setattr(gym_activities, "resume_servers", resume_servers)
     activities = GymActivities(cast(Client, None), config_of(tmp_path), cast(GymClient, None))
     request = ResumeCheckpointRequest(job_id="job-1", checkpoint_id="c" * 8, incarnation=1)
