@@ -40,6 +40,7 @@ from gym.protocol import (
     ServerFault,
     Status,
     StatusRequest,
+    TurnpointError,
     error_from_body,
 )
 from gym.protocol.control import BASE_PATH
@@ -89,7 +90,7 @@ class GymClient:
 
     async def capabilities(self, url: str, name: str) -> Capabilities:
         """Ask what a server is. A server without the routes is a `ServerFault` with `http: 404`."""
-        body, _ = await self._call("GET", url, name, f"{BASE_PATH}/capabilities", CALL_S)
+        body = await self._call("GET", url, name, f"{BASE_PATH}/capabilities", CALL_S)
         return _of_server(_parsed(Capabilities, body, name), name)
 
     async def status(
@@ -98,7 +99,7 @@ class GymClient:
         """Ask for a server's phase, lease, counts and blockers."""
         # A `ControlRequest` is a `StatusRequest` too, and its schema version is no query field.
         query = {"incarnation": request.incarnation, "instance_id": request.instance_id}
-        body, _ = await self._call("GET", url, name, f"{BASE_PATH}/status", read_s, params=query)
+        body = await self._call("GET", url, name, f"{BASE_PATH}/status", read_s, params=query)
         return _of_server(_parsed(Status, body, name), name)
 
     async def join(self, url: str, name: str, request: JoinRequest) -> Answer:
@@ -145,25 +146,24 @@ class GymClient:
 
     async def run(
         self, url: str, name: str, identity: Identity, row: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], httpx.Headers]:
+    ) -> tuple[bytes, httpx.Headers]:
         """Run a rollout to its end, or join the run that is under way.
 
         Waits for the answer as long as the connection lives.
 
         Returns:
-            The verify answer, and the answer's headers.
+            The verify answer as the agent wrote it (its digest is of these bytes), and the
+            answer's headers.
         """
-        body, headers = await self._call(
+        answer = await self._send(
             "POST", url, name, "/run", None, json=row, headers=identity.headers()
         )
-        if not isinstance(body, dict):
-            raise ServerFault("/run answered something else than an object", participant=name)
-        return body, headers
+        return answer.content, answer.headers
 
     async def manifest(self, url: str, name: str, capture_key: str) -> Manifest:
         """The ledger of the rollout whose run has this capture key, oldest call first."""
         path = f"/training-token-capture/control/rollouts/{quote(capture_key, safe='')}/manifest"
-        body, _ = await self._call("GET", url, name, path, CALL_S)
+        body = await self._call("GET", url, name, path, CALL_S)
         return _parsed(Manifest, body, name)
 
     async def _post(
@@ -176,13 +176,27 @@ class GymClient:
         read_s: float = CALL_S,
     ) -> A:
         sent = request.model_dump(mode="json")
-        body, _ = await self._call("POST", url, name, f"{BASE_PATH}/{operation}", read_s, json=sent)
+        body = await self._call("POST", url, name, f"{BASE_PATH}/{operation}", read_s, json=sent)
         return _of_server(_parsed(answer, body, name), name)
 
     async def _call(
         self, method: str, url: str, name: str, path: str, read_s: float | None, **options: Any
-    ) -> tuple[Any, httpx.Headers]:
-        """Send one request, with the bearer token unless other headers are given."""
+    ) -> Any:
+        """Send one request; answers the JSON of its answer."""
+        answer = await self._send(method, url, name, path, read_s, **options)
+        body = json_or_none(answer)
+        if body is None:
+            raise _failure(answer, body, name)
+        return body
+
+    async def _send(
+        self, method: str, url: str, name: str, path: str, read_s: float | None, **options: Any
+    ) -> httpx.Response:
+        """Send one request, with the bearer token unless other headers are given.
+
+        Raises:
+            TurnpointError: The answer is not a success.
+        """
         answer = await send(
             self._http,
             method,
@@ -191,15 +205,18 @@ class GymClient:
             timeout=httpx.Timeout(read_s, connect=self._connect_s),
             **{"headers": self._authorization, **options},
         )
-        body = json_or_none(answer)
-        if answer.is_success and body is not None:
-            return body, answer.headers
-        failure = error_from_body(answer.status_code, body, participant=name)
-        if isinstance(failure, ServerFault):
-            failure.details["http"] = answer.status_code
-            gateway = gateway_error(answer.status_code, body, server_field="code", participant=name)
-            raise gateway or failure
-        raise failure
+        if not answer.is_success:
+            raise _failure(answer, json_or_none(answer), name)
+        return answer
+
+
+def _failure(answer: httpx.Response, body: object, name: str) -> TurnpointError:
+    failure = error_from_body(answer.status_code, body, participant=name)
+    if not isinstance(failure, ServerFault):
+        return failure
+    failure.details["http"] = answer.status_code
+    gateway = gateway_error(answer.status_code, body, server_field="code", participant=name)
+    return gateway or failure
 
 
 def _parsed(kind: type[M], body: object, name: str) -> M:

@@ -165,8 +165,9 @@ class RunResult(Wire):
     agent: ServerName
     reward: float
     result_digest: str
-    result: dict[str, Any]
-    """The verify answer as the agent gave it."""
+    result: bytes
+    """The verify answer as the agent wrote it: canonical JSON, of which `result_digest` is the
+    sha256."""
     records: list[LedgerRow]
     """The chain of model calls that ended the rollout, oldest first."""
     resource_revisions: dict[str, int | None]

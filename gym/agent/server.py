@@ -16,7 +16,7 @@ from typing import Annotated
 
 import httpx
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_settings import NoDecode
 
@@ -111,7 +111,7 @@ def create_agent_app(
     close_with(app, aclose)
 
     @app.post("/run")
-    async def run(request: Request) -> JSONResponse:
+    async def run(request: Request) -> Response:
         identity = await caller_of(phases, request, "run")
         row = await json_object(request)
         if identity is None:
@@ -123,7 +123,8 @@ def create_agent_app(
         }
         if outcome.last_model_call_id is not None:
             headers[HEADER_LAST_MODEL_CALL_ID] = outcome.last_model_call_id
-        return JSONResponse(outcome.result, headers=headers)
+        body = canonical_json(outcome.result)  # the digest is of these bytes
+        return Response(body, media_type="application/json", headers=headers)
 
     return app
 

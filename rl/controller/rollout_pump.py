@@ -14,6 +14,7 @@ without reward, and every server forgets it.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 
 from gym.protocol import (
@@ -25,7 +26,6 @@ from gym.protocol import (
     Unauthorized,
     canonical_json,
     capture_key,
-    digest_of,
 )
 from rl.controller.acknowledgements import Acknowledgements
 from rl.controller.collaborators import Collaborators
@@ -118,7 +118,7 @@ class RolloutPump:
 
     async def _chain(self, result: RunResult) -> list[StagingRow]:
         """The staging rows of a result, oldest first, each the one that the ledger names."""
-        if digest_of(result.result) != result.result_digest:
+        if hashlib.sha256(result.result).hexdigest() != result.result_digest:
             raise DigestMismatch("the result is not what its agent digested")
         keys = [record.coordinates.key for record in result.records]
         rows = await self._job.data_plane(self._data_plane.get_staging(keys))
@@ -140,7 +140,7 @@ class RolloutPump:
             chain: Its staging rows, oldest first.
         """
         ledger = self._job.ledger
-        row = assemble(chain, result.reward, canonical_json(result.result))
+        row = assemble(chain, result.reward, result.result)
         async with self._job.barrier.mutation():
             ledger.under_way(result.rollout_id, result.attempt_index)  # before its row is put
             await self._put(result.rollout_id, row, _tag(result))

@@ -11,13 +11,11 @@ Not guaranteed: anything across a death of this process; the caller sends its ru
 
 from __future__ import annotations
 
-import asyncio
+import hashlib
 import json
-import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 from gym.protocol import (
     HEADER_LAST_MODEL_CALL_ID,
@@ -34,8 +32,10 @@ from gym.protocol import (
     ServerFault,
     ServerUnreachable,
     StaleAttempt,
-    digest_of,
+    parse_json,
 )
+from gym.retry import retry
+from gym.single_flight import SingleFlight
 from rl.errors import ChainBroken
 from rl.messages import JoinedServer, RunRequest, RunResult
 from rl.nemo_gym.fleet import Fleet, each
@@ -43,13 +43,6 @@ from rl.nemo_gym.fleet import Fleet, each
 T = TypeVar("T")
 ACKNOWLEDGE_S = 5.0
 """How long one acknowledge is repeated; the controller repeats it as long as it is owed."""
-_FIRST_S, _MOST_S = 0.05, 1.0
-
-
-@dataclass(frozen=True)
-class _UnderWay:
-    attempt_index: int
-    task: asyncio.Task[RunResult]
 
 
 class Runs:
@@ -60,9 +53,11 @@ class Runs:
     """
 
     def __init__(self, fleet: Fleet) -> None:
-        """Nothing is under way."""
         self._fleet = fleet
-        self._newest: dict[str, _UnderWay] = {}
+        self._flights = SingleFlight[tuple[str, int]]("this run")
+        """By rollout id and run; results are recorded until they are acknowledged."""
+        self._newest: dict[str, int] = {}
+        """Newest run of each rollout."""
 
     async def run(self, request: RunRequest) -> RunResult:
         """Send a run and wait for its end; a repeat joins it, or gets the result that is kept.
@@ -70,26 +65,21 @@ class Runs:
         Raises:
             StaleAttempt: A newer run of the rollout is known here or on a server.
             ServerUnfit: There is no such agent.
-            DigestMismatch: The result is not what its agent digested.
+            DigestMismatch: The result is not the one that its agent digested.
             ChainBroken: The ledger does not hold the chain of calls that ended the rollout.
             TurnpointError: Another refusal of the agent or the model server. A repeat after it
                 sends the run again.
         """
-        known = self._newest.get(request.rollout_id)
-        if known is not None and known.attempt_index > request.attempt_index:
-            raise self._stale(request)
-        if known is None or known.attempt_index < request.attempt_index:
-            if known is not None:
-                known.task.cancel()
-            task = asyncio.create_task(self._finished(request))
-            known = self._newest[request.rollout_id] = _UnderWay(request.attempt_index, task)
-            task.add_done_callback(lambda task: self._ended(request.rollout_id, task))
-        try:
-            return await asyncio.shield(known.task)
-        except asyncio.CancelledError:
-            if known.task.cancelled():
-                raise self._stale(request) from None
-            raise
+        rollout_id, attempt = request.rollout_id, request.attempt_index
+        newest = self._newest.get(rollout_id)
+        if newest is not None and newest > attempt:
+            raise _stale(rollout_id, attempt)
+        if newest is not None and newest < attempt:
+            self._flights.cancel((rollout_id, newest), _stale(rollout_id, newest))
+        self._newest[rollout_id] = attempt
+        return await self._flights.run(
+            (rollout_id, attempt), None, lambda: self._finished(request), record=lambda _: True
+        )
 
     async def acknowledge(
         self, rollout_id: str, attempt_index: int, digest: str, agent: str
@@ -105,16 +95,18 @@ class Runs:
             ServerUnreachable: A server did not answer for 5 s; it is still owed.
         """
         server = self._fleet.agent(agent)
-        known = self._newest.get(rollout_id)
-        over = known is None or known.attempt_index <= attempt_index
+        over = self._newest.get(rollout_id, attempt_index) <= attempt_index
         if over:
             await self._forget(self._fleet.of(Kind.MODEL, Kind.RESOURCE), rollout_id)
         await self._release(server, rollout_id, attempt_index, digest)
         if over:
             await self._forget([server], rollout_id)
+        self._flights.forget((rollout_id, attempt_index))
         # A newer run may have taken its place while the servers were asked.
-        current = self._newest.get(rollout_id)
-        if current is not None and current.attempt_index == attempt_index and current.task.done():
+        if (
+            self._newest.get(rollout_id) == attempt_index
+            and (rollout_id, attempt_index) not in self._flights
+        ):
             del self._newest[rollout_id]
 
     async def let_go(self, rollout_id: str, agent: str) -> None:
@@ -140,16 +132,13 @@ class Runs:
         """
         await self.let_go(rollout_id, agent)
         await self._forget(self._fleet.of(Kind.MODEL, Kind.RESOURCE), rollout_id)
-        known = self._newest.pop(rollout_id, None)
-        if known is not None:  # a result that is not to be taken over
-            known.task.cancel()
+        newest = self._newest.pop(rollout_id, None)
+        if newest is not None:  # a result that must not be taken over
+            self._flights.cancel((rollout_id, newest), _stale(rollout_id, newest))
 
     async def aclose(self) -> None:
         """End all tasks; the runs go on at the agents."""
-        tasks = [known.task for known in self._newest.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._flights.aclose()
 
     # --- one run ------------------------------------------------------------------------------
 
@@ -162,11 +151,11 @@ class Runs:
             attempt=request.attempt_index,
         )
         client = self._fleet.client
-        result, headers = await _until_answered(
+        answer, headers = await _until_answered(
             lambda: client.run(agent.url, agent.name, identity, request.row)
         )
         digest = headers.get(HEADER_RESULT_DIGEST)
-        if digest is None or digest_of(result) != digest:
+        if digest != hashlib.sha256(answer).hexdigest():
             raise DigestMismatch(
                 "the result is not what its agent digested", participant=agent.name
             )
@@ -180,26 +169,11 @@ class Runs:
             rollout_id=request.rollout_id,
             attempt_index=request.attempt_index,
             agent=agent.name,
-            reward=_reward(result, agent.name),
+            reward=_reward(answer, agent.name),
             result_digest=digest,
-            result=result,
+            result=answer,
             records=list(records),
             resource_revisions=_revisions(headers.get(HEADER_RESOURCE_REVISIONS), agent.name),
-        )
-
-    def _ended(self, rollout_id: str, task: asyncio.Task[RunResult]) -> None:
-        """Keep a result; drop a failure, so that a repeat sends the run again."""
-        if not task.cancelled() and task.exception() is None:
-            return
-        known = self._newest.get(rollout_id)
-        if known is not None and known.task is task:
-            del self._newest[rollout_id]
-
-    @staticmethod
-    def _stale(request: RunRequest) -> StaleAttempt:
-        return StaleAttempt(
-            f"a newer run than {request.attempt_index} is known",
-            details={"rollout_id": request.rollout_id, "attempt_index": request.attempt_index},
         )
 
     # --- its end ------------------------------------------------------------------------------
@@ -252,18 +226,12 @@ def chain(records: Sequence[LedgerRow], last: str) -> list[LedgerRow]:
 
 
 async def _until_answered(call: Callable[[], Awaitable[T]]) -> T:
-    """Make the same call until a server that is open answers it."""
-    pause_s = _FIRST_S
-    while True:
-        try:
-            return await call()
-        except (CheckpointParked, ServerUnreachable):
-            # Neither is a failure of the run (section 4). `not_joined` is: another life of the
-            # agent, or of a server that it calls, whose state is lost.
-            pass
-        # Spread, so that all runs do not meet a server that opens in one instant.
-        await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
-        pause_s = min(_MOST_S, 2 * pause_s)
+    """Make the same call until a server that is open answers it.
+
+    Neither error is a failure of the run (design section 4). `not_joined` is one: the agent, or a
+    server that it calls, was started again and has lost its state.
+    """
+    return await retry(call, on=(CheckpointParked, ServerUnreachable))
 
 
 async def _soon(
@@ -276,8 +244,12 @@ async def _soon(
         raise ServerUnreachable(silent.message, participant=silent.participant) from None
 
 
-def _reward(result: Mapping[str, Any], agent: str) -> float:
-    reward = result.get("reward")
+def _reward(answer: bytes, agent: str) -> float:
+    try:
+        result = parse_json(answer)
+    except ValueError:
+        result = None
+    reward = result.get("reward") if isinstance(result, dict) else None
     if isinstance(reward, bool) or not isinstance(reward, int | float):
         raise ServerFault("the verify answer has no reward", participant=agent)
     return float(reward)
@@ -293,3 +265,10 @@ def _revisions(header: str | None, agent: str) -> dict[str, int | None]:
     ):
         raise ServerFault(f"{HEADER_RESOURCE_REVISIONS} does not parse", participant=agent)
     return found
+
+
+def _stale(rollout_id: str, attempt_index: int) -> StaleAttempt:
+    return StaleAttempt(
+        f"a newer run than {attempt_index} is known",
+        details={"rollout_id": rollout_id, "attempt_index": attempt_index},
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -126,7 +127,7 @@ class Fleet:
         identity = Identity(incarnation=self.incarnation, rollout_id=rollout_id, attempt=attempt)
         agent = self.agent
         body, headers = await self.client.run(self.urls[agent], agent, identity, row or ROW)
-        return body, dict(headers)
+        return json.loads(body), dict(headers)
 
     async def prepare(
         self, name: str, checkpoint_id: str = "c1", budget_s: float = 10, lease_s: float = 30

@@ -78,7 +78,7 @@ async def test_a_run_carries_its_identity_and_no_token_and_waits_without_limit()
     async with client_of(server) as client:
         result, headers = await client.run(URL, "agent", identity, {"row": 1})
     [request] = server.requests
-    assert (result, headers["x-a"]) == ({"reward": 1.0}, "b")
+    assert (json.loads(result), headers["x-a"]) == ({"reward": 1.0}, "b")
     assert "authorization" not in request.headers
     assert request.headers["x-turnpoint-rollout-id"] == "p0_g0"
     assert request.extensions["timeout"]["read"] is None

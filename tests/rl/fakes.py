@@ -20,6 +20,7 @@ from gym.protocol import (
     StorageReference,
     TurnpointError,
     WrittenFile,
+    canonical_json,
     capture_key,
     digest_of,
     model_call_id,
@@ -159,7 +160,7 @@ class FakeGym:
             agent=AGENT,
             reward=1.0,
             result_digest=digest_of(body),
-            result=body,
+            result=canonical_json(body),
             records=records,
             resource_revisions={COUNTER: 3, "other": None},
         )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from pydantic import SecretStr
 
 from gym.client import GymClient
@@ -24,6 +24,7 @@ from gym.protocol import (
     ServerUnreachable,
     StagingCoordinates,
     StaleAttempt,
+    canonical_json,
     digest_of,
 )
 from rl.errors import ChainBroken, ServerUnfit
@@ -76,19 +77,20 @@ def _record(call: str, parent: str | None, key: str = "p1_g0") -> LedgerRow:
     )
 
 
-def _answer(result: dict[str, Any] = RESULT, **headers: str | None) -> JSONResponse:
+def _answer(result: Any = RESULT, *, sent: bytes | None = None, **headers: str | None) -> Response:
     named = {
         "x-turnpoint-result-digest": digest_of(result),
         "x-turnpoint-last-model-call-id": "call-1",
         "x-turnpoint-resource-revisions": json.dumps({"counter": 7, "tools": None}),
     }
     named |= {f"x-turnpoint-{name.replace('_', '-')}": value for name, value in headers.items()}
-    sent = {name: value for name, value in named.items() if value is not None}
-    return JSONResponse(result, headers=sent)
+    told = {name: value for name, value in named.items() if value is not None}
+    body = canonical_json(result) if sent is None else sent
+    return Response(body, media_type="application/json", headers=told)
 
 
-def _serve(fakes: FakeFleet, answer: JSONResponse | None = None, key: str = "p1_g0") -> None:
-    async def run(_body: dict[str, Any]) -> JSONResponse:
+def _serve(fakes: FakeFleet, answer: Response | None = None, key: str = "p1_g0") -> None:
+    async def run(_body: dict[str, Any]) -> Response:
         return answer or _answer()
 
     async def manifest(_body: dict[str, Any]) -> Manifest:
@@ -115,7 +117,7 @@ async def test_a_result_comes_with_the_chain_that_led_to_its_last_call(
     _serve(fakes, key="p1_g0-a3")
     result = await runs.run(_request(attempt=3))
     assert [record.model_call_id for record in result.records] == ["call-0", "call-1"]
-    assert result.result == RESULT and result.result_digest == digest_of(RESULT)
+    assert result.result == canonical_json(RESULT) and result.result_digest == digest_of(RESULT)
     assert (result.reward, result.agent) == (1.0, "agent_a")
     assert result.resource_revisions == {"counter": 7, "tools": None}
     sent = fakes.journal[0]
@@ -135,7 +137,7 @@ async def test_a_repeat_joins_the_run_and_gets_the_kept_result(
     gate = asyncio.Event()
     _serve(fakes)
 
-    async def run(_body: dict[str, Any]) -> JSONResponse:
+    async def run(_body: dict[str, Any]) -> Response:
         await gate.wait()
         return _answer()
 
@@ -219,8 +221,13 @@ async def test_a_ledger_that_does_not_answer_is_asked_again(fakes: FakeFleet, ru
     [
         (_answer(result_digest=SHA), DigestMismatch),
         (_answer(result_digest=None), DigestMismatch),
+        (
+            _answer(sent=b'{"reward": 1.0}', result_digest=digest_of({"reward": 1.0})),
+            DigestMismatch,
+        ),
         (_answer({"reward": "much"}), ServerFault),
         (_answer({"reward": True}), ServerFault),
+        (_answer([1.0]), ServerFault),
         (_answer(last_model_call_id="call-9"), ChainBroken),
         (_answer(resource_revisions="[1]"), ServerFault),
         (JSONResponse(NotJoined("another life").body(), status_code=409), NotJoined),
@@ -228,7 +235,7 @@ async def test_a_ledger_that_does_not_answer_is_asked_again(fakes: FakeFleet, ru
     ],
 )
 async def test_a_failed_run_is_typed_and_a_repeat_sends_it_again(
-    fakes: FakeFleet, runs: Runs, answer: JSONResponse, error: type[Exception]
+    fakes: FakeFleet, runs: Runs, answer: Response, error: type[Exception]
 ) -> None:
     _serve(fakes, answer)
     with pytest.raises(error) as refused:
@@ -348,7 +355,7 @@ async def test_a_thousand_runs_are_under_way_at_once_and_control_calls_pass_them
 ) -> None:
     gate, inside = asyncio.Event(), 0
 
-    async def run(_body: dict[str, Any]) -> JSONResponse:
+    async def run(_body: dict[str, Any]) -> Response:
         nonlocal inside
         inside += 1
         await gate.wait()

@@ -79,7 +79,7 @@ def scripted_gym(incarnation: int, restored: dict[str, int]) -> Any:
             self.keys.setdefault(rollout_id, []).append(key)
 
         async def run(self, incarnation: int, request: Any) -> Any:
-            from gym.protocol import LedgerRow, digest_of
+            from gym.protocol import LedgerRow, canonical_json, digest_of
             from rl.messages import RunResult
 
             name, attempt = request.rollout_id, request.attempt_index
@@ -97,7 +97,7 @@ def scripted_gym(incarnation: int, restored: dict[str, int]) -> Any:
                 agent=request.agent,
                 reward=1.0,
                 result_digest=digest_of(body),
-                result=body,
+                result=canonical_json(body),
                 records=[
                     LedgerRow(
                         rollout_id=name,
