@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -30,7 +31,7 @@ from workers.stack.ports import HOST
 from workers.stack.python_path import package_folder, project_command, with_packages
 
 WORKER_PREFIX = "worker_"
-WORKER_READY = '"event": "ready"'
+WORKER_READY = b'"event": "ready"'
 MODEL_FOLDER = "model"
 _NOT_FOUND = 404
 
@@ -63,27 +64,52 @@ def parts(
         ray_folder: Ray's temporary folder.
         expect_restore: Whether the Gym servers start awaiting a restore.
     """
+    # `python -m` puts its current folder first on the module search path, and Ray does so in every
+    # worker process of a driver: processes that run no code of the project start in this one.
+    folder = package_folder(settings.state_dir)
+    own = partial(Part, env=child_environment(settings), folder=folder)
     found = []
     if "temporal" in ports:
-        found.append(_temporal(settings, ports))
+        temporal = f"{HOST}:{ports['temporal']}"
+        found.append(
+            own(
+                "temporal",
+                temporal_server.command(
+                    ports["temporal"], ports["temporal_ui"], settings.state_dir
+                ),
+                is_ready=lambda log: temporal_server.is_ready(temporal),
+                url=f"http://{HOST}:{ports['temporal_ui']}",
+            )
+        )
     if "ray" in ports:
-        found.append(_ray(settings, ports, ray_folder))
+        ray = f"{HOST}:{ports['ray']}"
+        command = ray_head.command(
+            ports["ray"],
+            client_port=ports["ray_client"],
+            agent_port=ports["ray_agent"],
+            cpus=settings.ray_cpus,
+            folder=ray_folder,
+        )
+        found.append(own("ray", command, is_ready=lambda log: ray_head.is_ready(ray), url=ray))
     needs = frozenset(part.name for part in found)
     if "policy" in ports:
-        found.append(_policy(settings, ports["policy"]))
+        url = f"http://{HOST}:{ports['policy']}/v1"
+        command, env = _policy(settings, ports["policy"])
+        found.append(
+            own(
+                "policy",
+                [*command, *_flags(settings, "policy")],
+                env=child_environment(settings) | env,
+                is_ready=lambda log: _answers(f"{url}/models"),
+                url=url,
+            )
+        )
     found += [
         _gym(settings, server, expect_restore) for server in settings.servers if server.command
     ]
+    worker = [sys.executable, "-m", "workers.worker"]
     for n in range(1, settings.workers + 1):
-        found.append(
-            _own(
-                settings,
-                f"{WORKER_PREFIX}{n}",
-                [sys.executable, "-m", "workers.worker"],
-                lambda log: WORKER_READY.encode() in log,
-                after=needs,
-            )
-        )
+        found.append(own(f"{WORKER_PREFIX}{n}", worker, is_ready=_worker_is_ready, after=needs))
     return found
 
 
@@ -114,67 +140,10 @@ def _environment(settings: Settings) -> dict[str, str]:
     return env
 
 
-def _own(
-    settings: Settings,
-    name: str,
-    command: Sequence[str],
-    is_ready: Callable[[bytes], bool],
-    *,
-    env: Mapping[str, str] | None = None,
-    url: str | None = None,
-    after: frozenset[str] = frozenset(),
-) -> Part:
-    """A part that runs no code of the project.
-
-    Its current folder is that of Turnpoint's packages: `python -m` puts it first on its module
-    search path, and Ray does so in every worker process of the driver.
-    """
-    return Part(
-        name=name,
-        command=command,
-        env=child_environment(settings) | dict(env or {}),
-        folder=package_folder(settings.state_dir),
-        is_ready=is_ready,
-        url=url,
-        after=after,
-    )
-
-
-def _temporal(settings: Settings, ports: Mapping[str, int]) -> Part:
-    address = f"{HOST}:{ports['temporal']}"
-    line = temporal_server.command(ports["temporal"], ports["temporal_ui"], settings.state_dir)
-    return _own(
-        settings,
-        "temporal",
-        line,
-        lambda log: temporal_server.is_ready(address),
-        url=f"http://{HOST}:{ports['temporal_ui']}",
-    )
-
-
-def _ray(settings: Settings, ports: Mapping[str, int], folder: Path) -> Part:
-    address = f"{HOST}:{ports['ray']}"
-    line = ray_head.command(
-        ports["ray"],
-        client_port=ports["ray_client"],
-        agent_port=ports["ray_agent"],
-        cpus=settings.ray_cpus,
-        folder=folder,
-    )
-    return _own(settings, "ray", line, lambda log: ray_head.is_ready(address), url=address)
-
-
-def _policy(settings: Settings, port: int) -> Part:
-    url = f"http://{HOST}:{port}/v1"
+def _policy(settings: Settings, port: int) -> tuple[list[str], dict[str, str]]:
     if settings.policy == "scripted":
-        command = [sys.executable, "-m", "rl.policies.scripted", "--port", str(port)]
-        env: dict[str, str] = {}
-    else:
-        command, env = vllm_command(settings.state_dir / MODEL_FOLDER, port, host=HOST)
-    command += _flags(settings, "policy")
-    return _own(
-        settings, "policy", command, lambda log: _answers(f"{url}/models"), env=env, url=url
-    )
+        return [sys.executable, "-m", "rl.policies.scripted", "--port", str(port)], {}
+    return vllm_command(settings.state_dir / MODEL_FOLDER, port, host=HOST)
 
 
 def _gym(settings: Settings, server: GymServer, expect_restore: bool) -> Part:
@@ -203,6 +172,10 @@ def _gym(settings: Settings, server: GymServer, expect_restore: bool) -> Part:
         is_ready=lambda log: _answers(f"{server.url}{BASE_PATH}/capabilities", headers, _NOT_FOUND),
         url=server.url,
     )
+
+
+def _worker_is_ready(log: bytes) -> bool:
+    return WORKER_READY in log
 
 
 def _flags(settings: Settings, name: str) -> list[str]:
