@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable
 
 from gym.protocol import OtherServer, ServerFault, TurnpointError
 from gym.retry import TryAgain, retry
-from rl.controller.collaborators import NemoGymClient
 from rl.controller.job_state import JobState
 from rl.errors import ActorLost
+from rl.nemo_gym.client import NemoGymClient
 from rl.records.rollout_record import RolloutRecord
 
 

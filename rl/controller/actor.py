@@ -18,8 +18,10 @@ import ray
 
 from gym.logs import configure_logging
 from gym.protocol import StaleIncarnation, WrittenFile
-from rl.controller.collaborators import Collaborators, DataPlaneHostClient, NemoGymClient
-from rl.controller.controller import Controller, not_started
+from rl.controller.collaborators import Collaborators
+from rl.controller.controller import Controller, status_of
+from rl.controller.job_state import JobState
+from rl.data_plane.client import DataPlaneHostClient
 from rl.errors import ControllerLost
 from rl.messages import (
     SINGLE_CONTROLLER,
@@ -32,6 +34,7 @@ from rl.messages import (
     StartAnswer,
     Workload,
 )
+from rl.nemo_gym.client import NemoGymClient
 from rl.snapshots.folder import SnapshotFolder
 from rl.snapshots.one_job import refuse_other_job
 
@@ -56,11 +59,9 @@ class SingleController:
 
     def __init__(self, config: JobConfig, incarnation: int, servers: list[JoinedServer]) -> None:
         configure_logging(SINGLE_CONTROLLER)
-        self._config = config
-        self._incarnation = incarnation
-        self._servers = servers
-        self._controller: Controller | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._job = JobState(config, incarnation, servers)
+        self._running: tuple[Controller, asyncio.AbstractEventLoop] | None = None
+        """The controller, and the loop on which all its state is touched."""
         self._attaching = asyncio.Lock()
         # It imports torch, for seconds: in this process, and not in each that starts the actor.
         from rl.data_plane.transfer_queue import DataPlane
@@ -75,45 +76,45 @@ class SingleController:
         Raises:
             OtherJob: A worker of another job has joined this cluster.
         """
-        refuse_other_job(job_id, self._config.job_id)
-        return await self._started().saves.begin(checkpoint_id, name)
+        refuse_other_job(job_id, self._job.config.job_id)
+        return await self._controller(self._job.incarnation).saves.begin(checkpoint_id, name)
 
     async def close_admission(self, incarnation: int, checkpoint_id: str, timeout_s: float) -> int:
         """See `SaveCoordinator.close_admission`."""
-        return await self._of(incarnation).saves.close_admission(checkpoint_id, timeout_s)
+        return await self._controller(incarnation).saves.close_admission(checkpoint_id, timeout_s)
 
     async def cut_rl_state(
         self, incarnation: int, checkpoint_id: str, folder_name: str, timeout_s: float
     ) -> CutAnswer:
         """See `SaveCoordinator.cut`."""
-        return await self._of(incarnation).saves.cut(checkpoint_id, folder_name, timeout_s)
+        return await self._controller(incarnation).saves.cut(checkpoint_id, folder_name, timeout_s)
 
     @_control
     async def renew(self, incarnation: int, checkpoint_id: str, lease_s: float) -> bool:
         """See `SaveCoordinator.renew`."""
-        controller = self._of(incarnation)
-        return await self._hop(lambda: controller.saves.renew(checkpoint_id, lease_s))
+        controller = self._controller(incarnation)
+        return await self._on_loop(lambda: controller.saves.renew(checkpoint_id, lease_s))
 
     @_control
     async def resume_checkpoint(
         self, incarnation: int, checkpoint_id: str, published: str | None
     ) -> float | None:
         """See `SaveCoordinator.resume`."""
-        controller = self._of(incarnation)
-        return await self._hop(lambda: controller.saves.resume(checkpoint_id, published))
+        controller = self._controller(incarnation)
+        return await self._on_loop(lambda: controller.saves.resume(checkpoint_id, published))
 
     @_control
     async def status(self) -> ControllerStatus:
         """State of the job; always answered, and without an incarnation."""
-        if self._controller is None:
-            return not_started(self._config, self._incarnation)
-        return await self._hop(self._controller.status)
+        if self._running is None:
+            return status_of(self._job)
+        return await self._on_loop(self._running[0].status)
 
     @_control
     async def servers(self, incarnation: int) -> list[JoinedServer]:
         """The servers that joined; also before the start (a NemoGym actor may come back then)."""
         self._require(incarnation)
-        return self._servers
+        return self._job.servers
 
     async def start_fresh(self, incarnation: int, workload: Workload) -> None:
         """See `Controller.start_fresh`."""
@@ -130,55 +131,50 @@ class SingleController:
         self, incarnation: int, restore_id: str
     ) -> list[ContinuedRollout]:
         """See `RestoreCoordinator.discard`."""
-        return await self._of(incarnation).restore.discard(restore_id)
+        return await self._controller(incarnation).restore.discard(restore_id)
 
     async def start_pumps(self, incarnation: int) -> int:
         """See `Controller.start_pumps`."""
-        return self._of(incarnation).start_pumps()
+        return self._controller(incarnation).start_pumps()
 
     # --- the shell ----------------------------------------------------------------------------
 
     async def _attached(self, incarnation: int) -> Controller:
         self._require(incarnation)
         async with self._attaching:
-            if self._controller is None:
+            if self._running is None:
                 collaborators = Collaborators(
                     data_plane=await self._attach(),
                     host=DataPlaneHostClient(incarnation),
                     gym=NemoGymClient(incarnation),
-                    folder=SnapshotFolder(self._config),
+                    folder=SnapshotFolder(self._job.config),
                 )
-                self._loop = asyncio.get_running_loop()
-                self._controller = Controller(
-                    self._config, incarnation, self._servers, collaborators
-                )
-        return self._controller
+                controller = Controller(self._job, collaborators)
+                self._running = controller, asyncio.get_running_loop()
+        return self._running[0]
 
     def _require(self, incarnation: int) -> None:
-        if incarnation != self._incarnation:
+        if incarnation != self._job.incarnation:
             raise StaleIncarnation(
-                f"this is incarnation {self._incarnation}", participant=SINGLE_CONTROLLER
+                f"this is incarnation {self._job.incarnation}", participant=SINGLE_CONTROLLER
             )
 
-    def _started(self) -> Controller:
-        if self._controller is None:
-            raise ControllerLost("this controller was not started", participant=SINGLE_CONTROLLER)
-        return self._controller
-
-    def _of(self, incarnation: int) -> Controller:
+    def _controller(self, incarnation: int) -> Controller:
         self._require(incarnation)
-        return self._started()
-
-    async def _hop(self, call: Callable[[], T]) -> T:
-        """Run `call` on the loop that owns the state (a concurrency group has its own loop)."""
-
-        async def on_loop() -> T:
-            return call()
-
-        if self._loop is None:
+        if self._running is None:
             raise ControllerLost("this controller was not started", participant=SINGLE_CONTROLLER)
-        hop = asyncio.run_coroutine_threadsafe(on_loop(), self._loop)
-        return await asyncio.wrap_future(hop)
+        return self._running[0]
+
+    async def _on_loop(self, work: Callable[[], T]) -> T:
+        """Do `work` on the controller's loop (a concurrency group has a loop of its own)."""
+
+        async def there() -> T:
+            return work()
+
+        assert self._running is not None  # its controller is in `work`
+        return await asyncio.wrap_future(
+            asyncio.run_coroutine_threadsafe(there(), self._running[1])
+        )
 
 
 def single_controller(config: JobConfig, incarnation: int, servers: list[JoinedServer]) -> Any:

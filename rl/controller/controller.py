@@ -16,7 +16,7 @@ from rl.controller.job_state import JobState
 from rl.controller.restore import RestoreCoordinator
 from rl.controller.rollout_pump import RolloutPump
 from rl.controller.save import SaveCoordinator
-from rl.messages import ControllerStatus, JobConfig, JobPhase, JoinedServer, Workload
+from rl.messages import ControllerStatus, Workload
 from rl.records.loader import Loader
 from rl.records.recovery_ledger import RecoveryLedger
 
@@ -25,23 +25,15 @@ class Controller:
     """One job in one incarnation.
 
     Args:
-        config: The job's configuration.
-        incarnation: The one it speaks for.
-        servers: The Gym servers that joined it.
+        job: The job; not started.
         collaborators: Data plane, host, NemoGym, folder and clocks.
     """
 
-    def __init__(
-        self,
-        config: JobConfig,
-        incarnation: int,
-        servers: list[JoinedServer],
-        collaborators: Collaborators,
-    ) -> None:
-        self.job = JobState(config, incarnation, servers)
-        self.saves = SaveCoordinator(self.job, collaborators)
-        self.restore = RestoreCoordinator(self.job, collaborators)
-        self._pump = RolloutPump(self.job, collaborators)
+    def __init__(self, job: JobState, collaborators: Collaborators) -> None:
+        self.job = job
+        self.saves = SaveCoordinator(job, collaborators)
+        self.restore = RestoreCoordinator(job, collaborators)
+        self._pump = RolloutPump(job, collaborators)
 
     async def start_fresh(self, workload: Workload) -> None:
         """Start at the first prompt; repeatable with the same workload.
@@ -73,43 +65,29 @@ class Controller:
 
     def status(self) -> ControllerStatus:
         """State of the job; always answered."""
-        job, records = self.job, self.job.ledger.copy().values()
-        return ControllerStatus(
-            job_id=job.config.job_id,
-            incarnation=job.incarnation,
-            state=job.phase,
-            reason=job.reason,
-            checkpoint_id=self.saves.checkpoint_id,
-            lease_left_s=self.saves.lease_left_s,
-            admission_open=job.admission.is_open,
-            rollouts=len(records),
-            rollouts_total=job.loader.total if job.started else 0,
-            running=sum(record.unfinished for record in records),
-            finished=sum(record.finished for record in records),
-            failed=sum(record.failed for record in records),
-            failures=dict(
-                Counter(r.run.failure or "unknown" for r in records if r.failed).most_common()
-            ),
-            owed=len(job.ledger.owed()),
-            rows_put=job.rows_put,
-            last_snapshot=job.last_snapshot.name,
-        )
+        return status_of(self.job, self.saves)
 
 
-def not_started(config: JobConfig, incarnation: int) -> ControllerStatus:
-    """Status of a controller that has not been told to start."""
+def status_of(job: JobState, saves: SaveCoordinator | None = None) -> ControllerStatus:
+    """State of a job, with the save that runs, if any."""
+    records = job.ledger.copy().values()
+    failures = Counter(r.run.failure or "unknown" for r in records if r.failed)
     return ControllerStatus(
-        job_id=config.job_id,
-        incarnation=incarnation,
-        state=JobPhase.STARTING,
-        admission_open=False,
-        checkpoint_id=None,
-        lease_left_s=None,
-        rollouts=0,
-        rollouts_total=0,
-        running=0,
-        finished=0,
-        failed=0,
-        owed=0,
-        last_snapshot=None,
+        job_id=job.config.job_id,
+        incarnation=job.incarnation,
+        state=job.phase,
+        reason=job.reason,
+        checkpoint_id=saves.checkpoint_id if saves else None,
+        lease_left_s=saves.lease_left_s if saves else None,
+        # In this order: a lease that has ended opens admission when it is looked at.
+        admission_open=job.started and job.admission.is_open,
+        rollouts=len(records),
+        rollouts_total=job.loader.total if job.started else 0,
+        running=sum(record.unfinished for record in records),
+        finished=sum(record.finished for record in records),
+        failed=sum(record.failed for record in records),
+        failures=dict(failures.most_common()),
+        owed=len(job.ledger.owed()),
+        rows_put=job.rows_put,
+        last_snapshot=job.last_snapshot.name,
     )

@@ -12,8 +12,9 @@ import logging
 from pathlib import Path
 
 from gym.protocol import TurnpointError, WrittenFile
-from rl.controller.collaborators import Collaborators, DataPlaneHostClient
+from rl.controller.collaborators import Collaborators
 from rl.controller.job_state import JobState, Mark
+from rl.data_plane.client import DataPlaneHostClient
 from rl.data_plane.names import STAGING, TRAINING
 from rl.messages import CutAnswer
 from rl.records.snapshot_part import capture, write_records

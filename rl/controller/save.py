@@ -28,11 +28,11 @@ from rl.controller.collaborators import Collaborators
 from rl.controller.cut import take_cut
 from rl.controller.job_state import JobState, Mark
 from rl.controller.preconditions import (
-    Refusal,
-    refused_as_unchanged,
-    refused_at_once,
-    refused_by_servers,
-    refused_for_space,
+    SaveRefused,
+    require_changed,
+    require_open_servers,
+    require_ready,
+    require_space,
 )
 from rl.errors import DataPlaneBusy
 from rl.messages import SINGLE_CONTROLLER, BeginAnswer, CutAnswer
@@ -105,18 +105,16 @@ class SaveCoordinator:
         """
         self._require_usable(checkpoint_id)
         save = self._save
-        if save is None or save.checkpoint_id != checkpoint_id:
-            refusal = refused_at_once(self._job, save.checkpoint_id if save else None)
-            if refusal is not None:
-                return self._refused(refusal)
-            save = self._save = Save(checkpoint_id)
-        self._lease.extend(self._job.config.save.lease_s)
-        return await self._begins.run(
-            checkpoint_id,
-            None,
-            lambda: self._begin(save, name),
-            record=lambda answer: answer.agreed,
-        )
+        try:
+            if save is None or save.checkpoint_id != checkpoint_id:
+                require_ready(self._job, save.checkpoint_id if save else None)
+                save = self._save = Save(checkpoint_id)
+            self._lease.extend(self._job.config.save.lease_s)
+            return await self._begins.run(
+                checkpoint_id, None, lambda: self._begin(save, name), record=lambda _: True
+            )
+        except SaveRefused as refused:
+            return refused.answer(self._job)
 
     async def close_admission(self, checkpoint_id: str, timeout_s: float) -> int:
         """Send no further run; return when what was owed at that moment is acknowledged.
@@ -224,46 +222,38 @@ class SaveCoordinator:
         self._lease.extend(self._job.config.save.lease_s)
         return save, begun
 
+    @staticmethod
+    def _require_not_ended(save: Save) -> None:
+        if save.ended:
+            raise stale(save.checkpoint_id, SINGLE_CONTROLLER)
+
     async def _begin(self, save: Save, name: str | None) -> BeginAnswer:
         job, folder = self._job, self._others.folder
-        tmp = snapshot = ""
         try:
-            refusal = await refused_as_unchanged(job, self._others) if name is None else None
-            refusal = refusal or await refused_by_servers(job, self._others)
+            if name is None:
+                await require_changed(job, self._others)
+            await require_open_servers(job, self._others)
             # One at a time: a slow begin that has ended meanwhile must not sweep the folder that
             # the next save writes in.
             async with self._at_the_folder:
-                if refusal is None and not save.ended:
-                    refusal = await refused_for_space(job, self._others)
-                if refusal is None and not save.ended:
-                    tmp, snapshot = await asyncio.to_thread(
-                        folder.reserve, save.checkpoint_id, job.incarnation
-                    )
+                self._require_not_ended(save)
+                await require_space(job, self._others)
+                self._require_not_ended(save)
+                tmp, snapshot = await asyncio.to_thread(
+                    folder.reserve, save.checkpoint_id, job.incarnation
+                )
         except BaseException:
             self._let_go(save)
             raise
-        if save.ended:  # before the folder was there: `_clear_away` may have missed it
+        if save.ended:  # `_clear_away` may have come before the folder
             await asyncio.to_thread(folder.discard, save.checkpoint_id)
-            raise stale(save.checkpoint_id, SINGLE_CONTROLLER)
-        if refusal is not None:
-            self._let_go(save)
-            return self._refused(refusal)
+        self._require_not_ended(save)
         return BeginAnswer(
             agreed=True,
             incarnation=job.incarnation,
             folder=tmp,
             snapshot=snapshot,
             settings=job.config.save,
-        )
-
-    def _refused(self, refusal: Refusal) -> BeginAnswer:
-        return BeginAnswer(
-            agreed=False,
-            refusal=refusal.refusal,
-            reason=refusal.reason,
-            details=dict(refusal.details),
-            incarnation=self._job.incarnation,
-            settings=self._job.config.save,
         )
 
     async def _cut(self, save: Save, folder: str, timeout_s: float) -> CutAnswer:
@@ -276,8 +266,7 @@ class SaveCoordinator:
                 f"the cut was not complete after {timeout_s:g} s", participant=SINGLE_CONTROLLER
             ) from None
         self._lease.check()  # the lease may have ended and its timer not have run
-        if save.ended:
-            raise stale(save.checkpoint_id, SINGLE_CONTROLLER)
+        self._require_not_ended(save)
         save.mark = mark
         return answer
 

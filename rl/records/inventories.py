@@ -49,15 +49,16 @@ def compare(
     Raises:
         InventoryMismatch: They disagree; `details["problems"]` lists up to 100 differences.
     """
-    matched = MatchedInventory()
-    problems = [
-        *_continuations(records, inventory, matched),
-        *_sessions(records, inventory, matched),
-        *_storage(records, inventory, staging_keys, matched),
-        *_finished(records, staging_keys, training_keys),
-    ]
-    _require_none(problems)
-    return matched
+    comparison = _Comparison(records, inventory, staging_keys, training_keys)
+    _require_none(
+        [
+            *comparison.continuations(),
+            *comparison.sessions(),
+            *comparison.storage(),
+            *comparison.finished(),
+        ]
+    )
+    return comparison.matched
 
 
 def compare_restored(before: Mapping[str, RolloutRecord], matched: MatchedInventory) -> None:
@@ -128,101 +129,95 @@ def _reason(
     return f"session on {unnamed[0]}, which it does not name" if unnamed else None
 
 
-def _continuations(
-    records: Mapping[str, RolloutRecord], inventory: Inventory, matched: MatchedInventory
-) -> Iterable[str]:
-    for agent, lines in inventory.continuations.items():
-        counted = inventory.line_counts.get(agent)
-        if counted != len(lines):
-            yield f"{agent}: {len(lines)} lines, and its status counts {counted}"
-        for line in lines:
-            name = line.rollout_id
-            problem, current = _belongs(records, name, line.attempt_index, matched)
-            if problem is not None:
-                yield f"{agent}: continuation of {problem}"
-            elif current and records[name].agent != agent:
-                yield f"{agent}: continuation of {name}, which went to {records[name].agent}"
-            elif current and name in matched.continuations:
-                yield f"{agent}: a second continuation of {name}"
-            elif current:
-                matched.continuations[name] = line
+@dataclass
+class _Comparison:
+    """One comparison; each method yields problems and fills `matched`."""
 
+    records: Mapping[str, RolloutRecord]
+    inventory: Inventory
+    staging_keys: set[str]
+    training_keys: set[str]
+    matched: MatchedInventory = field(default_factory=MatchedInventory)
 
-def _sessions(
-    records: Mapping[str, RolloutRecord], inventory: Inventory, matched: MatchedInventory
-) -> Iterable[str]:
-    for server, entries in inventory.sessions.items():
-        for entry in entries:
-            name = entry.rollout_id
-            problem, current = _belongs(records, name, entry.attempt_index, matched)
-            if problem is not None:
-                yield f"{server}: session of {problem}"
-            elif current and server in matched.sessions.setdefault(name, {}):
-                yield f"{server}: a second session of {name}"
-            elif current:
-                matched.sessions[name][server] = entry
+    def continuations(self) -> Iterable[str]:
+        found = self.matched.continuations
+        for agent, lines in self.inventory.continuations.items():
+            counted = self.inventory.line_counts.get(agent)
+            if counted != len(lines):
+                yield f"{agent}: {len(lines)} lines, and its status counts {counted}"
+            for line in lines:
+                name = line.rollout_id
+                problem, current = self._belongs(name, line.attempt_index)
+                if problem is not None:
+                    yield f"{agent}: continuation of {problem}"
+                elif current and (sent_to := self.records[name].agent) != agent:
+                    yield f"{agent}: continuation of {name}, which went to {sent_to}"
+                elif current and name in found:
+                    yield f"{agent}: a second continuation of {name}"
+                elif current:
+                    found[name] = line
 
+    def sessions(self) -> Iterable[str]:
+        for server, entries in self.inventory.sessions.items():
+            for entry in entries:
+                name = entry.rollout_id
+                problem, current = self._belongs(name, entry.attempt_index)
+                if problem is not None:
+                    yield f"{server}: session of {problem}"
+                elif current and server in self.matched.sessions.setdefault(name, {}):
+                    yield f"{server}: a second session of {name}"
+                elif current:
+                    self.matched.sessions[name][server] = entry
 
-def _belongs(
-    records: Mapping[str, RolloutRecord], rollout_id: str, attempt: int, matched: MatchedInventory
-) -> tuple[str | None, bool]:
-    """The problem of an entry of this run, if any, and True if the run is the newest."""
-    record = records.get(rollout_id)
-    if record is None:
-        return f"{rollout_id}, which the ledger does not know", False
-    if record.finished:
-        return f"{rollout_id}, which is over", False
-    if record.failed:  # no result, so no acknowledgement ever had the server forget it
-        matched.leftovers.add(rollout_id)
-        return None, False
-    if attempt == record.run.attempt_index:
+    def storage(self) -> Iterable[str]:
+        held, leftovers = self.matched.continuations, self.matched.leftovers
+        calls: set[tuple[str, str]] = set()
+        for server, references in self.inventory.storage.items():
+            for reference in references:
+                name, call = reference.rollout_id, reference.model_call_id
+                if name in leftovers and name not in held:
+                    continue  # cleared with the failed run
+                if name not in held:
+                    yield f"{server}: token-storage index names {name}, which no agent holds"
+                elif (name, call) in calls:
+                    yield f"{server}: token-storage index names {call} of {name} twice"
+                elif reference.key not in self.staging_keys:
+                    yield f"the staging row of {call} of {name} is missing"
+                else:
+                    calls.add((name, call))
+                    self.matched.storage.setdefault(name, []).append(reference.key)
+        for name, line in held.items():
+            last = line.last_committed_model_call_id
+            if last is not None and (name, last) not in calls:
+                yield f"{name} goes on after {last}, which the model's ledger does not know"
+
+    def finished(self) -> Iterable[str]:
+        over = {name for name, record in self.records.items() if not record.unfinished}
+        for name in sorted(over - self.training_keys):
+            yield f"the training row of {name} is missing"
+        for name in sorted(self.training_keys - over):
+            yield f"a training row of {name}, which is not over"
+        for name in sorted(over):
+            owned = self.records[name].staging_keys
+            if missing := [key for key in owned if key not in self.staging_keys]:
+                yield f"{len(missing)} staging rows of {name} are missing"
+
+    def _belongs(self, rollout_id: str, attempt: int) -> tuple[str | None, bool]:
+        """The problem of an entry of this run, if any, and True if the run is the newest."""
+        record = self.records.get(rollout_id)
+        if record is None:
+            return f"{rollout_id}, which the ledger does not know", False
+        if record.finished:
+            return f"{rollout_id}, which is over", False
+        newest = record.run.attempt_index
+        # A failed rollout has no result, so no acknowledgement ever had the server forget it; of
+        # one that goes on, run n+1 is recorded before a server has seen it and dropped run n.
+        if record.failed or (attempt < newest and record.failed_runs):
+            self.matched.leftovers.add(rollout_id)
+            return None, False
+        if attempt != newest:
+            return f"{rollout_id} in run {attempt}, not {newest}", False
         return None, True
-    # Redispatch: run n+1 is recorded before a server has seen it and dropped run n.
-    if attempt < record.run.attempt_index and record.failed_runs:
-        matched.leftovers.add(rollout_id)
-        return None, False
-    return f"{rollout_id} in run {attempt}, not {record.run.attempt_index}", False
-
-
-def _storage(
-    records: Mapping[str, RolloutRecord],
-    inventory: Inventory,
-    staging_keys: set[str],
-    matched: MatchedInventory,
-) -> Iterable[str]:
-    calls: set[tuple[str, str]] = set()
-    for server, references in inventory.storage.items():
-        for reference in references:
-            name, call = reference.rollout_id, reference.model_call_id
-            if name in matched.leftovers and name not in matched.continuations:
-                continue  # cleared with the failed run
-            if name not in matched.continuations:
-                yield f"{server}: token-storage index names {name}, which no agent holds"
-            elif (name, call) in calls:
-                yield f"{server}: token-storage index names {call} of {name} twice"
-            elif reference.key not in staging_keys:
-                yield f"the staging row of {call} of {name} is missing"
-            else:
-                calls.add((name, call))
-                matched.storage.setdefault(name, []).append(reference.key)
-    for name, line in matched.continuations.items():
-        last = line.last_committed_model_call_id
-        if last is not None and (name, last) not in calls:
-            yield f"{name} goes on after {last}, which the model's ledger does not know"
-
-
-def _finished(
-    records: Mapping[str, RolloutRecord], staging_keys: set[str], training_keys: set[str]
-) -> Iterable[str]:
-    over = {name for name, record in records.items() if not record.unfinished}
-    for name in sorted(over - training_keys):
-        yield f"the training row of {name} is missing"
-    for name in sorted(training_keys - over):
-        yield f"a training row of {name}, which is not over"
-    for name in sorted(over):
-        missing = [key for key in records[name].staging_keys if key not in staging_keys]
-        if missing:
-            yield f"{len(missing)} staging rows of {name} are missing"
 
 
 def _require_none(problems: list[str]) -> None:

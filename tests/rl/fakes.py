@@ -28,6 +28,7 @@ from gym.protocol import (
 )
 from rl.controller.collaborators import Collaborators
 from rl.controller.controller import Controller
+from rl.controller.job_state import JobState
 from rl.data_plane.rows import StagingRow, TrainingRow
 from rl.messages import (
     Inventory,
@@ -317,9 +318,7 @@ class World:
         self.clock = Clock()
         self.lease_clock = Clock()
         self.controller = Controller(
-            self.config,
-            incarnation,
-            servers(),
+            JobState(self.config, incarnation, servers()),
             Collaborators(
                 data_plane=self.plane,
                 host=self.host,

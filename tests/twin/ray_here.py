@@ -141,7 +141,7 @@ class ControllerHere(SingleController):
     @property
     def controller(self) -> Controller | None:
         """None: it was not started."""
-        return self._controller
+        return self._running[0] if self._running else None
 
 
 class NemoGymHere(NemoGym):

@@ -179,9 +179,9 @@ async def test_after_max_runs_the_rollout_is_in_the_rows_once_without_reward(
     for attempt in range(2):
         await until(lambda attempt=attempt: ("p0_g0", attempt) in world.gym.runs)
         world.gym.runs["p0_g0", attempt].set_exception(SessionUncertain("a handler raised"))
-    await until(lambda: world.controller.job.ledger["p0_g0"].failed)
+    await until(lambda: world.controller.status().rows_put == 1)
+    assert world.controller.job.ledger["p0_g0"].failed
     assert world.plane.puts == ["p0_g0"]
-    assert world.controller.status().rows_put == 1
     assert world.plane.rows["rollout_data"]["p0_g0"].reward is None
     assert world.controller.status().failed == 1
     assert world.controller.status().failures == {"session_uncertain": 1}

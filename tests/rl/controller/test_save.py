@@ -128,7 +128,8 @@ async def test_a_resume_during_begin_wins(tmp_path: Path) -> None:
     world.gym.status_gate.set()
     with pytest.raises(StaleCheckpoint):
         await begin
-    assert world.folder.discarded[-1] == A
+    await until(lambda: world.folder.discarded == [A])
+    assert world.folder.number == 0, "no folder was reserved"
     assert world.controller.status().checkpoint_id is None
 
 

@@ -10,6 +10,7 @@ import pytest
 import ray
 
 from gym.protocol import DeadlineExceeded, TurnpointError
+from rl.controller import client as controller_client
 from rl.errors import ActorLost, ControllerLost, PortTaken
 from rl.generation import actor as generation
 from rl.messages import JoinedServer
@@ -48,7 +49,7 @@ async def test_a_controller_that_is_busy_is_no_failure_of_the_runs(
     async def call(*_: Any, **__: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(nemo_gym, "call", call)
+    monkeypatch.setattr(controller_client, "call", call)
     actor = nemo_gym.NemoGym(config(tmp_path), 1, known)
     try:
         if raised is None:
