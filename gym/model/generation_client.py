@@ -8,27 +8,27 @@ call issued again has one effect (design section 3). Nothing of a body enters a 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
 import httpx
 from pydantic import ValidationError
 
-from gym.backoff import Backoff
 from gym.formats.responses import cut_short
+from gym.http import http_client, json_or_none, send
 from gym.protocol import (
     HEADER_PARENT_KEY,
     Identity,
     InvalidRequest,
     ProtocolError,
     ServerFault,
+    ServerUnreachable,
     StagingCoordinates,
     TurnpointError,
     error_from_body,
 )
+from gym.retry import TryAgain, retry
 
 log = logging.getLogger("turnpoint.gym")
 FIELD = "turnpoint"
@@ -65,12 +65,7 @@ class GenerationEndpoint:
         """Open no connection yet."""
         self._participant = participant
         self._path = f"{url.rstrip('/')}/chat/completions"
-        self._http = httpx.AsyncClient(
-            transport=transport,
-            timeout=httpx.Timeout(None, connect=2),  # a generation takes as long as it takes
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
-            trust_env=False,
-        )
+        self._http = http_client(transport)
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -93,27 +88,33 @@ class GenerationEndpoint:
         headers = identity.headers() if identity else {}
         if parent_key is not None:
             headers[HEADER_PARENT_KEY] = parent_key
-        backoff = Backoff()
-        for tries in count(1):
-            try:
-                answer = await self._http.post(self._path, json=chat, headers=headers)
-            except httpx.TransportError as error:
-                reason = type(error).__name__
-            else:
-                if answer.is_success:
-                    return self._completion(answer, staged=_is_staged(identity))
-                if _prompt_too_long(answer):
-                    return Completion(cut_short(chat.get("model")), None)
-                if (refusal := self._refusal(answer)) is not None:
-                    raise refusal
-                reason = f"HTTP {answer.status_code}"
+
+        async def asked() -> Completion:
+            answer = await send(
+                self._http,
+                "POST",
+                self._path,
+                participant=self._participant,
+                json=chat,
+                headers=headers,
+            )
+            if answer.is_success:
+                return self._completion(answer, staged=_is_staged(identity))
+            if _prompt_too_long(answer):
+                return Completion(cut_short(chat.get("model")), None)
+            if (refusal := self._refusal(answer)) is not None:
+                raise refusal
+            raise TryAgain(f"HTTP {answer.status_code}")
+
+        def on_retry(tries: int, error: BaseException) -> None:
             if tries.bit_count() == 1:  # the 1st, 2nd, 4th, 8th ... time
+                reason = error.message if isinstance(error, ServerUnreachable) else str(error)
                 self._log_waiting(reason, tries, identity)
-            await asyncio.sleep(backoff.next_s())
-        raise AssertionError("count ends")
+
+        return await retry(asked, on=(TryAgain, ServerUnreachable), on_retry=on_retry)
 
     def _completion(self, answer: httpx.Response, *, staged: bool) -> Completion:
-        body = _json(answer)
+        body = json_or_none(answer)
         if not isinstance(body, dict):
             raise self._fault("the generation endpoint answered no JSON object")
         found = body.pop(FIELD, None)
@@ -126,7 +127,7 @@ class GenerationEndpoint:
 
     def _refusal(self, answer: httpx.Response) -> TurnpointError | None:
         """The error to end the call with; None if the same request may pass later."""
-        body = _json(answer)
+        body = json_or_none(answer)
         error = error_from_body(answer.status_code, body, participant=self._participant)
         if isinstance(error, ProtocolError):
             return None if error.retryable else error
@@ -164,10 +165,3 @@ def _is_staged(identity: Identity | None) -> bool:
 def _prompt_too_long(answer: httpx.Response) -> bool:
     text = answer.text.lower() if answer.status_code == 400 else ""
     return any(words in text for words in _TOO_LONG)
-
-
-def _json(answer: httpx.Response) -> Any:
-    try:
-        return answer.json()
-    except ValueError:
-        return None

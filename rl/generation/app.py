@@ -25,6 +25,7 @@ import httpx
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
+from gym.http import http_client
 from gym.protocol import (
     HEADER_PARENT_KEY,
     Identity,
@@ -44,7 +45,6 @@ from rl.errors import DataPlaneLost
 
 PARTICIPANT = "Generation"
 COORDINATES_FIELD = "turnpoint"
-_CONNECT_S = 2.0
 _PASSING = (408, 425, 429)
 """Refusals of the policy that pass: answered as 503, like its 5xx."""
 _TOKEN_FIELDS = ("prompt_token_ids", "prompt_logprobs", "prompt_text", "token_ids", "logprobs")
@@ -101,12 +101,7 @@ class Generation:
         self._model = policy_model
         self._weight_version = weight_version
         self._running: dict[str, tuple[str, asyncio.Task[StagingRow]]] = {}
-        self._http = httpx.AsyncClient(
-            transport=transport,
-            timeout=httpx.Timeout(None, connect=_CONNECT_S),  # an answer takes as long as it takes
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
-            trust_env=False,
-        )
+        self._http = http_client(transport)
 
     async def aclose(self) -> None:
         """Close the connections to the policy."""
