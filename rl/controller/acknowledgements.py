@@ -37,18 +37,16 @@ class Acknowledgements:
         await _until_answered(lambda: self._gym.forget(record.rollout_id, record.agent))
 
     async def _send(self, record: RolloutRecord) -> None:
-        rollout_id, attempt, digest = (
-            record.rollout_id,
-            record.run.attempt_index,
-            record.result_digest,
-        )
+        digest = record.result_digest
         if digest is None:
-            raise ValueError(f"{rollout_id} is not finished")
+            raise ValueError(f"{record.rollout_id} is not finished")
         await _until_answered(
-            lambda: self._gym.acknowledge(rollout_id, attempt, digest, record.agent)
+            lambda: self._gym.acknowledge(
+                record.rollout_id, record.run.attempt_index, digest, record.agent
+            )
         )
         async with self._job.barrier.mutation():
-            self._job.ledger.paid(rollout_id, digest)
+            self._job.ledger.paid(record.rollout_id, digest)
 
 
 async def _until_answered(call: Callable[[], Awaitable[None]]) -> None:

@@ -26,7 +26,7 @@ class Barrier:
         self._mutating: set[asyncio.Task[object]] = set()
         self._cutter: asyncio.Task[object] | None = None
         self._cuts_waiting = 0
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._changed = asyncio.Event()
 
     @asynccontextmanager
     async def mutation(self) -> AsyncIterator[None]:
@@ -76,14 +76,9 @@ class Barrier:
 
     async def _until(self, ready: Callable[[], bool]) -> None:
         while not ready():
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiters.add(waiter)
-            try:
-                await waiter
-            finally:
-                self._waiters.discard(waiter)
+            await self._changed.wait()
 
     def _wake(self) -> None:
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        """Let all waiters look again."""
+        self._changed.set()
+        self._changed = asyncio.Event()

@@ -70,7 +70,7 @@ class Controller:
 
 def status_of(job: JobState, saves: SaveCoordinator | None = None) -> ControllerStatus:
     """State of a job, with the save that runs, if any."""
-    records = job.ledger.copy().values()
+    records = job.ledger.values()
     failures = Counter(r.run.failure or "unknown" for r in records if r.failed)
     return ControllerStatus(
         job_id=job.config.job_id,

@@ -104,7 +104,7 @@ class RestoreCoordinator:
         for rollout_id in unfinished:
             ledger.next_run(rollout_id, self._job.incarnation)
         matched = compare(
-            ledger.copy(),
+            ledger,
             await self._gym.restored_inventory(restore_id),
             staging_keys=await self._job.data_plane(self._data_plane.keys(STAGING)),
             training_keys=await self._job.data_plane(self._data_plane.keys(TRAINING)),
@@ -125,7 +125,7 @@ class RestoreCoordinator:
         async with self._job.barrier.mutation():
             for rollout_id in reasons:
                 ledger.disown(rollout_id)
-            owned = {key for record in ledger.copy().values() for key in record.staging_keys}
+            owned = {key for record in ledger.values() for key in record.staging_keys}
             staged = await self._job.data_plane(self._data_plane.keys(STAGING))
             await self._job.data_plane(self._data_plane.clear(STAGING, staged - owned))
             await self._job.data_plane(self._data_plane.reset_claims(TRAINING))

@@ -60,7 +60,7 @@ class RolloutPump:
             Number of restored unfinished rollouts that are sent again.
         """
         if self._again is None:
-            again = [r.rollout_id for r in self._job.ledger.copy().values() if r.unfinished]
+            again = [r.rollout_id for r in self._job.ledger.values() if r.unfinished]
             self._again = len(again)
             self._job.begin_sending()
             self._job.spawn(self._feed(again))

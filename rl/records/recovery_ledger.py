@@ -10,7 +10,7 @@ Not guaranteed here: that changes happen inside a barrier section; callers see t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import pyarrow as pa
 
@@ -41,8 +41,8 @@ _SCHEMA = pa.schema(
 )
 
 
-class RecoveryLedger:
-    """All rollouts of the job, by id, in the order they were given out.
+class RecoveryLedger(Mapping[str, RolloutRecord]):
+    """All rollouts of the job, by id, in the order they were given out; `dict` copies it.
 
     Args:
         records: Those of a restored job; none for a fresh one.
@@ -57,21 +57,17 @@ class RecoveryLedger:
         self._owed = {r.rollout_id: r for r in self._records.values() if r.owed}
         self._paid = asyncio.Event()
 
-    def __len__(self) -> int:
-        """Rollouts known."""
-        return len(self._records)
-
-    def __contains__(self, rollout_id: object) -> bool:
-        """True if the rollout was given out."""
-        return rollout_id in self._records
-
     def __getitem__(self, rollout_id: str) -> RolloutRecord:
-        """The record of a rollout that is known."""
+        """The record of a rollout that was given out."""
         return self._records[rollout_id]
 
-    def copy(self) -> dict[str, RolloutRecord]:
-        """All records as they are now."""
-        return dict(self._records)
+    def __iter__(self) -> Iterator[str]:
+        """Ids of the rollouts."""
+        return iter(self._records)
+
+    def __len__(self) -> int:
+        """Number of rollouts."""
+        return len(self._records)
 
     def owed(self) -> list[RolloutRecord]:
         """Finished rollouts whose result is not acknowledged yet."""
@@ -167,8 +163,7 @@ class RecoveryLedger:
         Raises:
             NotReady: An acknowledgement is owed.
         """
-        owed = [record.rollout_id for record in records.values() if record.owed]
-        if owed:
+        if owed := [record.rollout_id for record in records.values() if record.owed]:
             raise NotReady("acknowledgements are owed", details={"rollouts": owed[:100]})
         return parquet_file.encode(LEDGER_FILE, _SCHEMA, list(records.values()))
 

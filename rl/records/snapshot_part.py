@@ -63,15 +63,15 @@ def capture(
     staging_keys: set[str],
     training_keys: set[str],
 ) -> RlRecords:
-    """Copy and compare RL's records. Call it inside the barrier's cut.
+    """Copy RL's live records and compare them. Call it inside the barrier's cut.
 
     Args:
-        ledger: The live ledger.
-        loader: The live loader.
-        groups: The live replay index.
+        ledger: All rollouts.
+        loader: Its place is captured.
+        groups: The replay index.
         inventory: The servers' answers at commit.
-        staging_keys: All keys of the partition of model calls.
-        training_keys: All keys of the partition of finished rollouts.
+        staging_keys: As for `compare`.
+        training_keys: As for `compare`.
 
     Raises:
         NotReady: An acknowledgement is owed.
@@ -82,10 +82,9 @@ def capture(
             f"{len(owed)} acknowledgements are owed",
             details={"rollouts": [record.rollout_id for record in owed][:100]},
         )
-    live = ledger.copy()
-    matched = compare(live, inventory, staging_keys=staging_keys, training_keys=training_keys)
+    matched = compare(ledger, inventory, staging_keys=staging_keys, training_keys=training_keys)
     started = {name: matched.storage.get(name, []) for name in matched.continuations}
-    captured = RlRecords(for_snapshot(live, started), dict(groups), loader.place)
+    captured = RlRecords(for_snapshot(ledger, started), dict(groups), loader.place)
     captured.require_agreement(loader)
     return captured
 
@@ -96,7 +95,7 @@ def for_snapshot(
     """The records as a snapshot keeps them.
 
     Args:
-        records: A copy of the live ledger.
+        records: The live ledger.
         started: Rollouts whose newest run an agent holds, each with the staging keys that its
             continuation needs, oldest call first.
 
@@ -152,7 +151,7 @@ def read_records(folder: Path, files: Iterable[WrittenFile]) -> RlRecords:
         for path in (LOADER_FILE, INDEX_FILE, LEDGER_FILE)
     )
     return RlRecords(
-        records=RecoveryLedger.decode(ledger).copy(),
+        records=dict(RecoveryLedger.decode(ledger)),
         groups=replay_index.decode(groups),
         place=LoaderPlace.decode(place),
     )

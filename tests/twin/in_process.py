@@ -216,7 +216,7 @@ class Twin:
         self.outcome.phases[life.dead.phase] += 1
         meanwhile = self.outcome.meanwhile
         started = life.controller is not None and life.controller.job.started
-        known = life.running.job.ledger.copy() if started else {}
+        known = life.running.job.ledger if started else {}
         records = list(known.values())
         redispatched = [
             record
@@ -251,7 +251,7 @@ async def _consume(life: Life, claimed: list[str]) -> None:
     """Claim whole groups as they get ready, as a trainer does."""
 
     def whole_groups(free: set[str]) -> set[str]:
-        ready = life.running.job.index.copy().values()
+        ready = life.running.job.index.values()
         return {name for group in ready for name in group.rollout_ids} & free
 
     while True:

@@ -122,7 +122,7 @@ class Life:
 
     def runs(self) -> dict[str, int]:
         """The newest run of each rollout."""
-        records = self.running.job.ledger.copy()
+        records = self.running.job.ledger
         return {rollout: record.run.attempt_index for rollout, record in records.items()}
 
     # --- its actors -----------------------------------------------------------------------------

@@ -104,7 +104,7 @@ class Steps:
 
     def _demand_no_stale_rows(self, life: Life) -> None:
         """Staging holds what the ledger owns: a stale row could be taken for a call's answer."""
-        records = life.running.job.ledger.copy().values()
+        records = life.running.job.ledger.values()
         owned = {key for record in records for key in record.staging_keys}
         if stale := len(set(life.rows.rows[STAGING]) - owned):
             self.wrong.append(f"{stale} staging rows that nobody owns after a restore")

@@ -54,7 +54,7 @@ def _compare(
         line_counts={agent: len(lines) if counted is None else counted},
     )
     return compare(
-        _ledger().copy(),
+        _ledger(),
         inventory,
         staging_keys={"1/p0_g0/call-0", "1/p1_g0/call-0"} if staging is None else staging,
         training_keys={"p0_g0"} if training is None else training,
@@ -124,13 +124,13 @@ def test_what_a_server_holds_of_a_failed_rollout_is_no_disagreement() -> None:
         storage={},
         line_counts={AGENT: 0},
     )
-    matched = compare(ledger.copy(), inventory, staging_keys=set(), training_keys={"p0_g0"})
+    matched = compare(ledger, inventory, staging_keys=set(), training_keys={"p0_g0"})
     assert matched.leftovers == {"p0_g0"} and not matched.sessions
 
 
 def _restored(**changes: object) -> tuple[dict, MatchedInventory]:
     """The file's records and what the servers restored: p1 as run 1."""
-    saved = for_snapshot(_ledger().copy(), {"p1_g0": ["1/p1_g0/call-0"]})
+    saved = for_snapshot(_ledger(), {"p1_g0": ["1/p1_g0/call-0"]})
     matched = MatchedInventory(
         continuations={"p1_g0": line("p1_g0", 1)}, storage={"p1_g0": ["1/p1_g0/call-0"]}
     )

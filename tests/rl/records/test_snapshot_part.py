@@ -36,7 +36,7 @@ def _job(root: Path) -> tuple[RecoveryLedger, Loader]:
 
 
 def _capture(ledger: RecoveryLedger, loader: Loader) -> RlRecords:
-    groups = ready_groups(ledger.copy(), loader.group)
+    groups = ready_groups(ledger, loader.group)
     return capture(
         ledger, loader, groups, NOTHING_HELD, staging_keys=set(), training_keys={"p0_g0"}
     )
@@ -98,7 +98,7 @@ def test_a_file_that_is_not_listed_or_another_is_refused(tmp_path: Path) -> None
 
 
 def test_a_snapshot_says_started_only_of_what_an_agent_holds() -> None:
-    live = _one_in_each_state().copy()
+    live = _one_in_each_state()
     saved = for_snapshot(live, {"p1_g0": ["1/p1_g0-a1/call-0"]})
     assert saved["p0_g0"].run.state is RunPhase.WAITING  # sent, and not accepted
     assert saved["p1_g0"].run.state is RunPhase.STARTED
