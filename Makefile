@@ -48,7 +48,7 @@ check: install ## Lint, types, import contracts, unit tests: under 2 minutes.
 	$(BIN)/python -m pytest -q $(SPREAD) -m "not real and not vllm"
 
 demo: install ## The whole story: save, kill everything, restore, go on. KEEP=1 leaves it up.
-	DEMO_POLICY=$(DEMO_POLICY) KEEP=$(KEEP) $(BIN)/python -m workers.demo.story
+	DEMO_POLICY=$(DEMO_POLICY) KEEP=$(KEEP) $(BIN)/python -m workers.demo
 
 test-real: install ## Tests on real processes; those about the demo read its last report.
 	$(BIN)/python -m pytest -q -m "(real or vllm) and not long" $(TESTS)

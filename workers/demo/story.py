@@ -1,12 +1,12 @@
 """`make demo`: a job is saved, everything is killed, everything is started again, it goes on.
 
 NeMo Gym's five example rows, two rollouts each, on vLLM with a tiny model (`DEMO_POLICY=scripted`
-does without vLLM). It ends with a table and `build/demo/report.json`, measured by
+works without vLLM). It ends with a table and `build/demo/report.json`, measured by
 `workers.demo.report`; `KEEP=1` leaves the stack up and prints the address of the Temporal UI.
 
 Guarantees: exit code 0 only if every unfinished rollout went on, no mutation was repeated and
-every rollout is in the training rows once. Whatever happens, nothing is left running unless
-`KEEP=1`.
+every rollout is in the training rows once. Nothing is left running after a success, a failure or
+Ctrl-C, unless `KEEP=1`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from activities.contract import RestoreResult, SaveInput, SaveResult
+from activities.contract import SaveInput, SaveResult
 from rl.messages import ControllerStatus
 from workers.cli.output import flush
 from workers.config.example_rows import example_rows
 from workers.config.settings import Settings, load_settings
-from workers.demo.report import Continued, Measured, Report, Story, measure, mutations
+from workers.demo.mutations import mutations
+from workers.demo.report import Continued, Report, measure
 from workers.errors import ProcessFailed, WorkerRoomError
 from workers.job import commands as job_runs
+from workers.job.follow import follow_to_the_end
 from workers.job.status import use_ray_of
 from workers.stack.policy import FLAGS, MAX_STEPS
 from workers.stack.stack import Stack, settings_of
@@ -47,9 +49,9 @@ OPTIONS = {
     # A slow environment: most rollouts are in the middle when the save comes.
     "counter": {"tool-delay-s": "1.5"},
 }
-TURN_LIMIT_S = 120.0
+TURN_TIMEOUT_S = 120.0
 """For the turns that the story waits for; vLLM on two cores makes one in a few seconds."""
-END_LIMIT_S = 180.0
+END_TIMEOUT_S = 180.0
 """From the restore to the last row; a minute on two quiet cores."""
 _LOOK_EVERY_S = 0.2
 
@@ -57,7 +59,7 @@ screen = Console(highlight=False, soft_wrap=True)
 
 
 def main() -> None:
-    """Run the demo; the exit code says whether the story held."""
+    """Run the demo; the exit code is 0 if the figures are as they should be."""
     code = 1
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop what was started, too
     try:
@@ -65,7 +67,7 @@ def main() -> None:
     except WorkerRoomError as error:
         screen.print(f"demo: {error}", style="red", markup=False)
     except TimeoutError:
-        screen.print(f"demo: the job did not end within {END_LIMIT_S:.0f} s", style="red")
+        screen.print(f"demo: the job did not end within {END_TIMEOUT_S:.0f} s", style="red")
     except KeyboardInterrupt:
         screen.print("demo: interrupted; everything was stopped", style="red")
     flush()
@@ -128,38 +130,37 @@ def _story(stack: Stack) -> bool:
 
     _chapter("5. Start everything again, and restore")
     settings = settings_of(stack.up())
-    restored = RestoreResult.model_validate(_answer(_begin(settings, "restore")))
+    _answer(_begin(settings, "restore"))
 
     _chapter("6. Follow the job to its end")
     use_ray_of(settings)
-    end, measured = asyncio.run(
-        asyncio.wait_for(_to_the_end(settings, saved, restored, expected), END_LIMIT_S)
+    end, report, continued = asyncio.run(
+        asyncio.wait_for(_to_the_end(settings, saved, expected), END_TIMEOUT_S)
     )
-    (FOLDER / "report.json").write_text(measured.report.model_dump_json(indent=2) + "\n")
-    screen.print(_table(measured.continued))
+    (FOLDER / "report.json").write_text(report.model_dump_json(indent=2) + "\n")
+    screen.print(_table(continued))
     screen.print(f"report: {FOLDER / 'report.json'}")
     screen.print(f"Temporal UI, both workflows: {settings.temporal_ui} (KEEP=1 leaves it up)")
-    return _held(measured.report, end)
+    return _as_it_should_be(report, end)
 
 
 async def _to_the_end(
-    settings: Settings, saved: SaveResult, restored: RestoreResult, expected: int
-) -> tuple[ControllerStatus, Measured]:
-    told = -1
+    settings: Settings, saved: SaveResult, expected: int
+) -> tuple[ControllerStatus, Report, list[Continued]]:
+    finished = -1
 
-    def shown(now: ControllerStatus) -> None:
-        nonlocal told
-        if now.finished != told:
+    def on_status(now: ControllerStatus) -> None:
+        nonlocal finished
+        if now.finished != finished:
             screen.print(f"  {now.finished} of {now.rollouts_total} finished")
-        told = now.finished
+        finished = now.finished
 
-    end = await job_runs.follow_job(settings, shown)
-    story = Story(saved=saved, restored=restored, end=end, rows_expected=expected)
-    return end, await measure(settings, story)
+    end = await follow_to_the_end(settings, on_status, screen.print)
+    return end, *await measure(settings, saved, end, expected)
 
 
 def _with_turns(settings: Settings, turns: int) -> int:
-    """How many rollouts have applied the steps of their first `turns` model calls."""
+    """Number of rollouts that have applied the steps of their first `turns` model calls."""
     reached: dict[str, int] = {}
     for mutation in mutations(settings):
         if mutation.call is not None:
@@ -170,11 +171,11 @@ def _with_turns(settings: Settings, turns: int) -> int:
 
 def _until(what: str, done: Callable[[], bool]) -> None:
     screen.print(f"  waiting until {what}")
-    give_up = time.monotonic() + TURN_LIMIT_S
+    deadline = time.monotonic() + TURN_TIMEOUT_S
     while not done():
-        if time.monotonic() > give_up:
+        if time.monotonic() > deadline:
             raise ProcessFailed(
-                f"after {TURN_LIMIT_S:.0f} s it is not so that {what}; look at "
+                f"waited {TURN_TIMEOUT_S:.0f} s in vain until {what}; look at "
                 f"`turnpoint logs simple_agent --state-dir {FOLDER / 'state'}`"
             )
         time.sleep(_LOOK_EVERY_S)
@@ -190,7 +191,7 @@ def _begin(settings: Settings, *words: str) -> subprocess.Popen[bytes]:
 
 
 def _answer(command: subprocess.Popen[bytes]) -> Any:
-    """What a command answers, once it has ended.
+    """The answer of a command, once it has ended.
 
     Raises:
         ProcessFailed: It failed; its own sentence is in the message.
@@ -204,7 +205,11 @@ def _answer(command: subprocess.Popen[bytes]) -> Any:
 
 
 def _has_failed(command: subprocess.Popen[bytes]) -> bool:
-    """Whether it has ended badly; then its error is raised."""
+    """False while it runs or after a success.
+
+    Raises:
+        ProcessFailed: It failed; its own sentence is in the message.
+    """
     if command.poll() not in (None, 0):
         _answer(command)
     return False
@@ -227,8 +232,8 @@ def _table(continued: list[Continued]) -> Table:
     return table
 
 
-def _held(report: Report, end: ControllerStatus) -> bool:
-    """Whether the figures tell the story; those that do not are named."""
+def _as_it_should_be(report: Report, end: ControllerStatus) -> bool:
+    """True if every figure is as it should be; the others are named."""
     wrong = {
         "the job did not finish": end.state != "finished",
         "not every unfinished rollout continued": report.continued != report.unfinished_at_save,
@@ -245,7 +250,3 @@ def _held(report: Report, end: ControllerStatus) -> bool:
         f"restore {report.restore_s:.1f} s, {report.training_rows} training rows"
     )
     return not any(wrong.values())
-
-
-if __name__ == "__main__":
-    main()

@@ -1,18 +1,18 @@
-"""Beginning, saving, restoring and following a job: what `run`, `save` and `restore` do.
+"""Starting, saving, pruning and restoring a job: the work of `run`, `save`, `prune`, `restore`.
 
-A local stack's Gym servers are restarted here where the job needs them in another phase than
-they are in (awaiting a restore, or closed for a new line): a workflow cannot do that. It happens
+A local stack's Gym servers are restarted here if they are in another phase than the job needs
+(awaiting a restore, or closed for a new line): a workflow cannot restart processes. It happens
 only after the new incarnation was claimed, and only while its start or restore waits for them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict
-from temporalio.client import Client, WorkflowHandle
+from temporalio.client import WorkflowHandle
 
 from activities.contract import (
     Progress,
@@ -26,11 +26,11 @@ from activities.contract import (
 from activities.schedule import set_schedule
 from gym.protocol import Phase
 from rl.errors import NoSnapshot, RayUnreachable
-from rl.messages import ControllerStatus, JobConfig, Workload
+from rl.messages import JobConfig, Workload
 from rl.snapshots.folder import SnapshotFolder
 from rl.snapshots.one_job import stands_in_the_way
 from workers.config.settings import Settings
-from workers.errors import NotRunning, Refused
+from workers.errors import Refused
 from workers.job import ray_client as ray_side
 from workers.job.restarts import Restarter
 from workers.job.status import controller_status
@@ -48,13 +48,12 @@ from workers.temporal import connect, typed_refusals
 Result = TypeVar("Result", bound=BaseModel)
 OnStarted = Callable[[str], None]
 
-FOLLOW_EVERY_S = 0.5
 REFUSALS = {
     *("unchanged", "weights_syncing", "checkpoint_running", "restore_not_finished"),
     *("data_plane_busy", "no_space", "server_unfit", "job_finished", "job_alive"),
 }
-"""Failure types that say "not now" rather than "it went wrong": exit code 3, unless something
-had been done by then."""
+"""Failure types that say "not now" rather than "it went wrong": exit code 3, unless the workflow
+had changed something by then."""
 
 
 def _ignore(workflow_id: str) -> None:
@@ -62,15 +61,14 @@ def _ignore(workflow_id: str) -> None:
 
 
 class NotNow(Refused):
-    """A workflow that the controller refused; `reason` is its stable code.
+    """A workflow that the controller refused.
 
     Args:
-        reason: One of `REFUSALS`.
+        reason: Its stable code, one of `REFUSALS`.
         message: The sentence.
     """
 
     def __init__(self, reason: str, message: str) -> None:
-        """Keep the code: some refusals pass."""
         super().__init__(message)
         self.reason = reason
         self.code = reason  # type: ignore[misc]
@@ -99,11 +97,11 @@ async def begin(
 
     Args:
         settings: Of the job.
-        workload: What a fresh start rolls out.
+        workload: The rollouts of a fresh start.
         fresh: Start a new line even if there are snapshots.
         on_progress: Called with the phases of a restore.
         replace: End a life of the job that still answers.
-        restarter: Of the caller, if it has one: two would get in each other's way.
+        restarter: The caller's, if it has one: two would get in each other's way.
 
     Raises:
         Refused: A live job is in the way, and `replace` was not asked for.
@@ -123,10 +121,7 @@ async def begin(
             await restarter.bring_gym_into(Phase.CLOSED, incarnation)
 
         incarnation = await ray_side.start_fresh(
-            settings,
-            workload,
-            replace=replace,
-            on_claimed=on_claimed,
+            settings, workload, replace=replace, on_claimed=on_claimed
         )
         begun = Begun(incarnation=incarnation, restored=None)
     client = await connect(settings)
@@ -136,7 +131,7 @@ async def begin(
 
 
 def has_snapshot_on_line(config: JobConfig) -> bool:
-    """Whether the job's current line has a snapshot, intact or not."""
+    """True if the job's current line has a snapshot, intact or not."""
     try:
         return bool(SnapshotFolder(config).candidates("latest"))
     except NoSnapshot:
@@ -155,17 +150,16 @@ async def save(
         settings: Of the job.
         given: Input of the workflow.
         on_progress: Called with the phases.
-        on_started: Called with its id once Temporal has it: from here it goes on by itself.
+        on_started: Called with the workflow's id once Temporal has it: from here on it needs
+            no command to go on.
 
     Raises:
         Refused: The controller refuses a save now.
         WorkflowFailed: It failed.
     """
-    client = await connect(settings)
     id = workflow_id(given.job_id, "save", given.name)
-    handle = await start(client, "SaveSnapshot", given, id)
-    on_started(id)
-    return await _telling_refusals(handle, follow(handle, SaveResult, on_progress))
+    handle = await _start(settings, "SaveSnapshot", given, id, on_started)
+    return await _follow(handle, SaveResult, on_progress)
 
 
 async def prune(settings: Settings, given: PruneInput, on_progress: OnProgress) -> PruneResult:
@@ -175,9 +169,9 @@ async def prune(settings: Settings, given: PruneInput, on_progress: OnProgress) 
         Refused: A restore is under way.
         WorkflowFailed: It failed.
     """
-    client = await connect(settings)
-    handle = await start(client, "PruneSnapshots", given, workflow_id(given.job_id, "prune"))
-    return await _telling_refusals(handle, follow(handle, PruneResult, on_progress))
+    id = workflow_id(given.job_id, "prune")
+    handle = await _start(settings, "PruneSnapshots", given, id, _ignore)
+    return await _follow(handle, PruneResult, on_progress)
 
 
 async def restore(
@@ -190,9 +184,9 @@ async def restore(
 ) -> RestoreResult:
     """Run `RestoreSnapshot` and follow it.
 
-    A local stack's Gym servers that do not await a restore are restarted for it, while it waits
-    for its servers: before that nothing of a live job is touched, and after it they are the live
-    job's, however late this command looks.
+    A local stack's Gym servers that do not await a restore are restarted while the workflow waits
+    for its servers, and at no other time: before it they are a live job's, after it the restored
+    job's.
 
     Args:
         settings: Of the job.
@@ -205,29 +199,25 @@ async def restore(
         Refused: A live job is in the way, and `replace` was not asked for.
         WorkflowFailed: It failed.
     """
-    client: Client = await connect(settings)
     id = workflow_id(given.job_id, "restore")
-    handle = await start(client, "RestoreSnapshot", given, id)
-    on_started(id)
+    handle = await _start(settings, "RestoreSnapshot", given, id, on_started)
     restarter = restarter or Restarter(settings)
-    waits: asyncio.Queue[int] = asyncio.Queue()
+    waiting: asyncio.Queue[int] = asyncio.Queue()
 
     def looked(progress: Progress) -> None:
         on_progress(progress)
         incarnation = _waits_for_servers(progress)
-        if incarnation is not None and waits.empty():
-            waits.put_nowait(incarnation)
+        if incarnation is not None and waiting.empty():
+            waiting.put_nowait(incarnation)
 
     async def still_waits() -> bool:
         progress = await progress_of(handle)
         return progress is not None and _waits_for_servers(progress) is not None
 
-    following = asyncio.create_task(
-        _telling_refusals(handle, follow(handle, RestoreResult, looked)), name="follow-restore"
-    )
+    following = asyncio.create_task(_follow(handle, RestoreResult, looked), name="follow-restore")
     try:
         brought = False
-        while not brought and (incarnation := await _next(waits, following)) is not None:
+        while not brought and (incarnation := await _next(waiting, following)) is not None:
             brought = await restarter.bring_gym_into(
                 Phase.AWAITING_RESTORE, incarnation, still_needed=still_waits
             )
@@ -237,9 +227,9 @@ async def restore(
         await asyncio.gather(following, return_exceptions=True)
 
 
-async def _next(waits: asyncio.Queue[int], following: asyncio.Task[Any]) -> int | None:
-    """The next that is put into the queue; None once the task is over."""
-    asking = asyncio.ensure_future(waits.get())
+async def _next(waiting: asyncio.Queue[int], following: asyncio.Task[Any]) -> int | None:
+    """The next incarnation in the queue; None once the task is over."""
+    asking = asyncio.ensure_future(waiting.get())
     try:
         await asyncio.wait({asking, following}, return_when=asyncio.FIRST_COMPLETED)
         return None if following.done() else asking.result()
@@ -252,36 +242,11 @@ def _waits_for_servers(progress: Progress) -> int | None:
     return progress.incarnation if progress.phase == "discover_capabilities" else None
 
 
-async def follow_job(
-    settings: Settings, on_status: Callable[[ControllerStatus], None]
-) -> ControllerStatus:
-    """Look at the job until it is over.
-
-    Returns:
-        The controller's last status.
-
-    Raises:
-        NotRunning: The controller has gone: the job ended without an end.
-    """
-    config = settings.job_config()
-    while True:
-        now = await controller_status(settings, config)
-        if now is None:
-            raise NotRunning(
-                "the job's controller is gone; `turnpoint restore` brings the job back from its "
-                "newest snapshot (after `turnpoint down` and `turnpoint up` if processes died)"
-            )
-        on_status(now)
-        if now.state.is_over:
-            return now
-        await asyncio.sleep(FOLLOW_EVERY_S)
-
-
 async def require_no_job(settings: Settings) -> None:
-    """Refuse while the job lives. Joins Ray.
+    """Check that the job does not live. Joins Ray.
 
     Raises:
-        Refused: It does.
+        Refused: It lives.
         NotRunning: The cluster does not answer because the stack is down.
         RayUnreachable: It does not answer at the address that is named.
     """
@@ -299,11 +264,20 @@ async def require_no_job(settings: Settings) -> None:
         )
 
 
-async def _telling_refusals(
-    handle: WorkflowHandle[Any, Any], following: Coroutine[Any, Any, Result]
+async def _start(
+    settings: Settings, workflow: str, given: BaseModel, id: str, on_started: OnStarted
+) -> WorkflowHandle[Any, Any]:
+    handle = await start(await connect(settings), workflow, given, id)
+    on_started(id)
+    return handle
+
+
+async def _follow(
+    handle: WorkflowHandle[Any, Any], result_type: type[Result], on_progress: OnProgress
 ) -> Result:
+    """Follow a workflow; a failure that has changed nothing is a refusal."""
     try:
-        return await following
+        return await follow(handle, result_type, on_progress)
     except WorkflowFailed as error:
         if error.type in REFUSALS and not _had_begun(await progress_of(handle)):
             raise NotNow(error.type, str(error)) from None
@@ -311,7 +285,7 @@ async def _telling_refusals(
 
 
 def _had_begun(progress: Progress | None) -> bool:
-    """Whether a workflow that failed was past its first step: the pause, or a claimed job.
+    """True if a workflow that failed was past its first step: the pause, or a claimed job.
 
     The same type may come from either: a disk is full before the pause, and in it.
     """

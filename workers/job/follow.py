@@ -1,7 +1,7 @@
 """Following a job to its end, across restores, without taking part in it.
 
-Guarantees: nothing is changed; the death of Ray does not end the looking on. A job that is lost
-is waited for: somebody may be bringing it back.
+Guarantees: nothing is changed; the death of Ray does not end the following. A job that is lost is
+waited for during `restore_wait_s`: a supervisor or a person may bring it back.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from workers.job.ray_client import JobWatch
 from workers.job.status import being_raised
 
 LOOK_EVERY_S = 0.5
-FIRST_LOOK_S = 30.0
+FIRST_LOOK_TIMEOUT_S = 30.0
 """The process that looks into Ray imports torch first."""
 
 
@@ -26,7 +26,7 @@ async def follow_to_the_end(
     on_status: Callable[[ControllerStatus], None],
     on_message: Callable[[str], None],
 ) -> ControllerStatus:
-    """Look at the job until it has finished.
+    """Follow the job until it has finished.
 
     Args:
         settings: Of the job. One that is lost, or is being restored at the first look, is waited
@@ -35,10 +35,10 @@ async def follow_to_the_end(
         on_message: Called with one line when the job is waited for, and when it lives again.
 
     Returns:
-        The last status: finished, or failed and brought back by nobody.
+        The last status: finished, or failed and not brought back.
 
     Raises:
-        NotRunning: There is no live job, or no longer.
+        NotRunning: There is no live job, or it was lost and not brought back.
     """
     last: ControllerStatus | None = None
     lost_since: float | None = None
@@ -55,14 +55,14 @@ async def follow_to_the_end(
                 if now.state is JobPhase.FINISHED:
                     return now
             elif last is None and lost_since is None:
-                if seen is not None or time.monotonic() - began > FIRST_LOOK_S:
+                if seen is not None or time.monotonic() - began > FIRST_LOOK_TIMEOUT_S:
                     raised = being_raised(settings.snapshot_place().job_folder)
                     if raised is None:
                         raise NotRunning("no job is running; `turnpoint run` starts or restores it")
                     lost_since = time.monotonic()
                     on_message(f"{raised}; waiting {settings.restore_wait_s:g} s for it")
             elif seen is not None and seen.silent:
-                pass  # it is there
+                pass  # the controller is there and does not answer: keep waiting
             elif lost_since is None:
                 lost_since = time.monotonic()
                 last = now or last
@@ -71,6 +71,6 @@ async def follow_to_the_end(
                 if now is not None:
                     return now
                 raise NotRunning(
-                    "the job is gone and nobody has brought it back; `turnpoint run` does"
+                    "the job is gone and was not brought back; `turnpoint run` restores it"
                 )
             await asyncio.sleep(LOOK_EVERY_S)

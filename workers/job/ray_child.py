@@ -1,13 +1,15 @@
-"""`python -m workers.job.ray_child`.
+"""`python -m workers.job.ray_child`: a supervising command's work in Ray, in its own process.
 
-What a supervising command does in Ray, in a process of its own.  A driver dies with its cluster
-(Ray ends the process when the GCS is gone), and `turnpoint run` has to outlive it. So it never
-joins Ray itself: it starts this program, configured by environment as every process of the stack
-is.  - `watch`: one `ClusterView` a line, until nobody reads any more. - `start-fresh [--replace]`:
-starts the job; the first line of its input is the `Workload`. It prints `Claimed` once the
-incarnation is, and goes on after a second line. - `start-stateless K`: the generation endpoint and
-NemoGym of incarnation K again.  Guarantees: the last line it prints is JSON; nothing of a rollout
-is in it.
+Ray ends a driver's process when its cluster's GCS is gone, and `turnpoint run` has to outlive
+that. So it never joins Ray itself: it starts this program, configured by environment as every
+process of the stack is.
+
+- `watch`: one `ClusterView` a line, until its reader is gone.
+- `start-fresh [--replace]`: starts the job; the first line of its input is the `Workload`. It
+  prints `Claimed` once the incarnation is, and goes on after a second line.
+- `start-stateless K`: the generation endpoint and NemoGym of incarnation K again.
+
+Guarantees: the last line it prints is JSON; it prints nothing of a rollout.
 """
 
 from __future__ import annotations
@@ -24,23 +26,23 @@ from pydantic import BaseModel
 from gym.client import GymClient
 from gym.protocol import DeadlineExceeded, TurnpointError
 from rl import job
-from rl.actors import call
+from rl.controller.client import SingleControllerClient
 from rl.errors import ActorLost, RayUnreachable
-from rl.messages import SINGLE_CONTROLLER, JobConfig, JoinedServer, Workload
+from rl.messages import JobConfig, JoinedServer, Workload
 from workers.config.key_files import read_control_token
 from workers.config.settings import Settings, load_settings
 from workers.errors import WorkerRoomError
 from workers.job.cluster_view import Claimed, ClusterView, FreshStart
 
 LOOK_EVERY_S = 0.5
-STATUS_LIMIT_S = 10.0
-"""A look that waits longer shows for so long neither that the controller is silent nor that Ray
-answers; a supervisor would take Ray for lost (`supervision.UNREACHABLE_S`)."""
-SERVERS_LIMIT_S = 5.0
+STATUS_TIMEOUT_S = 10.0
+"""A look that waits longer shows neither a silent controller nor an answering Ray meanwhile; a
+supervisor would take Ray for lost (`workers.supervisor.decide.UNREACHABLE_S`)."""
+SERVERS_TIMEOUT_S = 5.0
 
 
 async def watch(config: JobConfig) -> None:
-    """Print what is seen, again and again."""
+    """Look and print twice a second."""
     joined: tuple[int, list[JoinedServer]] | None = None
     while True:
         seen, joined = await look(config, joined)
@@ -55,24 +57,26 @@ async def look(
 
     Args:
         config: The job's.
-        joined: The servers of an incarnation, as the look before has answered: they stay the
-            same for as long as it lives.
+        joined: The answer of the look before: the servers of an incarnation stay the same for as
+            long as it lives.
+
+    Returns:
+        The look, and `joined` for the next one.
     """
     at = time.monotonic()
     try:
         actors = await job.named_actors()
-        status = await job.alive(config, STATUS_LIMIT_S)
+        status = await job.alive(config, STATUS_TIMEOUT_S)
         if status is None or status.job_id != config.job_id:
             other = status.job_id if status is not None else None
             return ClusterView(at=at, reachable=True, actors=actors, other_job=other), None
         if joined is None or joined[0] != status.incarnation:
-            servers = await call(
-                SINGLE_CONTROLLER, "servers", status.incarnation, limit_s=SERVERS_LIMIT_S
-            )
+            controller = SingleControllerClient(status.incarnation)
+            servers = await controller.servers(timeout_s=SERVERS_TIMEOUT_S)
             joined = (status.incarnation, servers)
     except RayUnreachable:
         return ClusterView(at=at, reachable=False), None
-    except ActorLost:  # it has died between two questions: the next look says so
+    except ActorLost:  # it died between two calls: the next look says so
         return ClusterView(at=at, reachable=True), None
     except DeadlineExceeded:
         return ClusterView(at=at, reachable=True, silent=True), joined
@@ -88,10 +92,10 @@ async def look(
 
 
 async def start_fresh(settings: Settings, *, replace: bool) -> FreshStart:
-    """Start the job at its first prompt, told by the other side when its servers are ready."""
+    """Start the job at its first prompt; the second input line says that the servers are ready."""
     workload = Workload.model_validate_json(await _line())
 
-    async def claimed(incarnation: int) -> None:
+    async def on_claimed(incarnation: int) -> None:
         _print(Claimed(claimed=incarnation))
         await _line()
 
@@ -99,7 +103,7 @@ async def start_fresh(settings: Settings, *, replace: bool) -> FreshStart:
     try:
         async with GymClient(read_control_token(settings)) as gym:
             incarnation = await job.start_fresh(
-                settings.job_config(), workload, owner, gym, replace=replace, claimed=claimed
+                settings.job_config(), workload, owner, gym, replace=replace, claimed=on_claimed
             )
     except (TurnpointError, WorkerRoomError) as error:
         return FreshStart(code=error.code, message=str(error))
@@ -127,7 +131,7 @@ def _print(answer: BaseModel) -> None:
 
 
 async def main(words: list[str]) -> None:
-    """Do what the words say."""
+    """Run one of the three subcommands."""
     settings = load_settings()
     config = settings.job_config()
     if words == ["watch"]:
@@ -144,6 +148,6 @@ if __name__ == "__main__":
     try:
         asyncio.run(main(sys.argv[1:]))
     except (BrokenPipeError, EOFError):
-        os._exit(0)  # nobody reads: the command that started this has ended
+        os._exit(0)  # the command that started this has ended
     sys.stdout.flush()
     os._exit(0)  # Ray's own shutdown takes seconds, and can abort

@@ -25,10 +25,11 @@ Model = TypeVar("Model", bound=BaseModel)
 
 AGAIN_S = 1.0
 """Before a child that has ended is started again: its imports cost seconds of a core."""
+CHILD = (sys.executable, "-m", "workers.job.ray_child")
 
 
 class RayCallFailed(WorkerRoomError):
-    """What a child was asked to do ended with a typed error.
+    """A child's work ended with a typed error.
 
     Args:
         code: The error's stable code.
@@ -36,20 +37,18 @@ class RayCallFailed(WorkerRoomError):
     """
 
     def __init__(self, code: str, message: str) -> None:
-        """Keep the code: what is done next depends on it."""
         super().__init__(message)
         self.code = code  # type: ignore[misc]
 
 
 class JobWatch:
-    """Looks at the job all the time, from a child process.
+    """Looks at the job twice a second, from a child process.
 
     Args:
         settings: Of the job and its cluster.
     """
 
     def __init__(self, settings: Settings) -> None:
-        """Nothing is seen yet."""
         self._settings = settings
         self._news = asyncio.Condition()
         self.seen: ClusterView | None = None
@@ -57,27 +56,27 @@ class JobWatch:
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> JobWatch:
-        """Begin to look."""
+        """Start the child."""
         self._task = asyncio.create_task(self._watch())
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        """Stop looking."""
+        """End the child."""
         await self._stop()
 
     async def again(self, settings: Settings) -> None:
-        """Look with a new child: the cluster is another one."""
+        """Start a new child for another cluster."""
         await self._stop()
         self.seen, self._settings = None, settings
         self._task = asyncio.create_task(self._watch())
 
-    async def first(self, limit_s: float) -> ClusterView:
+    async def first(self, timeout_s: float) -> ClusterView:
         """The first look.
 
         Raises:
-            TimeoutError: There was none within `limit_s`.
+            TimeoutError: There was none within `timeout_s`.
         """
-        async with asyncio.timeout(limit_s), self._news:
+        async with asyncio.timeout(timeout_s), self._news:
             await self._news.wait_for(lambda: self.seen is not None)
         assert self.seen is not None
         return self.seen
@@ -113,7 +112,7 @@ async def start_fresh(
 
     Args:
         settings: Of the job.
-        workload: What it rolls out.
+        workload: Its rollouts.
         replace: End a life of the job that still answers.
         on_claimed: Awaited with the incarnation once that is claimed, before the Gym servers are
             joined.
@@ -125,18 +124,7 @@ async def start_fresh(
         RayCallFailed: With the code of the error.
     """
     words = ["start-fresh", *(["--replace"] if replace else [])]
-    async with _child(settings, *words) as child:
-        assert child.stdin is not None and child.stdout is not None
-        child.stdin.write(workload.model_dump_json().encode() + b"\n")
-        await child.stdin.drain()
-        while line := await child.stdout.readline():
-            if (claim := _parsed(Claimed, line)) is not None:
-                await on_claimed(claim.claimed)
-                child.stdin.write(b"go on\n")
-                await child.stdin.drain()
-            elif (answer := _parsed(FreshStart, line)) is not None:
-                return _incarnation(answer)
-    raise _child_ended()
+    return await _incarnation(settings, words, workload, on_claimed)
 
 
 async def start_stateless(settings: Settings, incarnation: int) -> None:
@@ -145,25 +133,33 @@ async def start_stateless(settings: Settings, incarnation: int) -> None:
     Raises:
         RayCallFailed: With the code of the error.
     """
-    async with _child(settings, "start-stateless", str(incarnation)) as child:
-        assert child.stdout is not None
+    await _incarnation(settings, ["start-stateless", str(incarnation)])
+
+
+async def _incarnation(
+    settings: Settings,
+    words: list[str],
+    workload: Workload | None = None,
+    on_claimed: Callable[[int], Awaitable[None]] | None = None,
+) -> int:
+    """Run a child that starts something, and return the incarnation that it answers."""
+    async with _child(settings, *words) as child:
+        assert child.stdin is not None and child.stdout is not None
+        if workload is not None:
+            child.stdin.write(workload.model_dump_json().encode() + b"\n")
+            await child.stdin.drain()
         while line := await child.stdout.readline():
-            if (answer := _parsed(FreshStart, line)) is not None:
-                _incarnation(answer)
-                return
-    raise _child_ended()
-
-
-def _child_ended() -> RayCallFailed:
-    return RayCallFailed(
+            if on_claimed is not None and (claim := _parsed(Claimed, line)) is not None:
+                await on_claimed(claim.claimed)
+                child.stdin.write(b"go on\n")
+                await child.stdin.drain()
+            elif (answer := _parsed(FreshStart, line)) is not None:
+                if answer.incarnation is None:
+                    raise RayCallFailed(answer.code or "failed", answer.message or "it failed")
+                return answer.incarnation
+    raise RayCallFailed(
         "ray_unreachable", "the process that spoke to Ray has ended; `turnpoint logs ray_child`"
     )
-
-
-def _incarnation(answer: FreshStart) -> int:
-    if answer.incarnation is None:
-        raise RayCallFailed(answer.code or "failed", answer.message or "it failed")
-    return answer.incarnation
 
 
 def _parsed(kind: type[Model], line: bytes) -> Model | None:
@@ -183,7 +179,7 @@ async def _child(settings: Settings, *words: str) -> AsyncIterator[Process]:
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as errors:
         child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "workers.job.ray_child", *words),
+            *(*CHILD, *words),
             stdin=PIPE,
             stdout=PIPE,
             stderr=errors,

@@ -1,6 +1,6 @@
 """Starting saves and restores on Temporal, and following them by their phases.
 
-Leaving (Ctrl-C) ends only the looking on: the workflow goes on, and Temporal keeps its result.
+Ctrl-C only stops following: the workflow goes on, and Temporal keeps its result.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ Result = TypeVar("Result", bound=BaseModel)
 OnProgress = Callable[[Progress], None]
 
 LOOK_EVERY_S = 0.2
-SILENCE_LIMIT_S = 60.0
-"""A worker that was killed is replaced within seconds; nobody waits longer without a word."""
-QUERY_LIMIT = timedelta(seconds=2)
+SILENCE_TIMEOUT_S = 60.0
+"""A killed worker is replaced within seconds; a longer silence is an error."""
+QUERY_TIMEOUT = timedelta(seconds=2)
 _PASSES = {RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED}
 """Temporal is out of reach. The SDK waits 5 to 10 s for it, a restart may take longer."""
 
@@ -53,7 +53,6 @@ class WorkflowFailed(WorkerRoomError):
     """
 
     def __init__(self, type: str, message: str, workflow_id: str) -> None:
-        """Keep the type: scripts tell failures apart by it."""
         super().__init__(f"{type}: {message} (workflow {workflow_id})")
         self.code = type  # type: ignore[misc]
         self.type = type
@@ -89,7 +88,7 @@ async def follow(
 
     Raises:
         WorkflowFailed: It failed, was cancelled or terminated.
-        NotRunning: For a minute nobody could tell where it stands.
+        NotRunning: No worker has answered a query for `SILENCE_TIMEOUT_S`.
         TemporalRefused: Temporal does not know it any more.
     """
     ending = asyncio.create_task(handle.result())
@@ -97,11 +96,12 @@ async def follow(
     try:
         while not ending.done():
             await asyncio.wait({ending}, timeout=LOOK_EVERY_S)
-            if await _look(handle, on_progress):
+            if (progress := await progress_of(handle)) is not None:
+                on_progress(progress)
                 silent_since = time.monotonic()
-            elif time.monotonic() - silent_since > SILENCE_LIMIT_S:
+            elif time.monotonic() - silent_since > SILENCE_TIMEOUT_S:
                 raise NotRunning(
-                    f"no worker has answered for {SILENCE_LIMIT_S:.0f} s about workflow "
+                    f"no worker has answered for {SILENCE_TIMEOUT_S:.0f} s about workflow "
                     f"{handle.id}, which goes on by itself once one does; look at `turnpoint "
                     "status` and `turnpoint logs worker_1`"
                 )
@@ -123,21 +123,14 @@ def _out_of_reach(ending: asyncio.Task[Any]) -> bool:
 
 
 async def progress_of(handle: WorkflowHandle[Any, Any]) -> Progress | None:
-    """Where a workflow stands; None if no worker has it at this moment."""
+    """The phases of a workflow so far; None if no worker answers for it at this moment."""
     try:
         found: Progress = await handle.query(
-            "progress", result_type=Progress, rpc_timeout=QUERY_LIMIT
+            "progress", result_type=Progress, rpc_timeout=QUERY_TIMEOUT
         )
     except (RPCError, WorkflowQueryFailedError, WorkflowQueryRejectedError):
-        return None  # the result decides, this only looks on
+        return None  # the workflow's result decides, not this query
     return found
-
-
-async def _look(handle: WorkflowHandle[Any, Any], on_progress: OnProgress) -> bool:
-    """Show where a workflow stands; False if no worker has it at this moment."""
-    if (progress := await progress_of(handle)) is not None:
-        on_progress(progress)
-    return progress is not None
 
 
 def _failed(error: WorkflowFailureError, id: str) -> WorkflowFailed:
@@ -145,18 +138,18 @@ def _failed(error: WorkflowFailureError, id: str) -> WorkflowFailed:
     if isinstance(cause, ApplicationError):
         return WorkflowFailed(cause.type or "failed", cause.message, id)
     if isinstance(cause, CancelledError):
-        return WorkflowFailed("cancelled", "somebody has cancelled the workflow", id)
+        return WorkflowFailed("cancelled", "the workflow was cancelled", id)
     if isinstance(cause, TerminatedError):
-        # The reason is who has taken its place, or what an operator wrote beside the button.
+        # The reason names the workflow that superseded it, or is the operator's own words.
         return WorkflowFailed("terminated", f"the workflow was ended: {cause.message}", id)
     return WorkflowFailed("failed", type(cause).__name__, id)
 
 
 async def is_running(client: Client, id: str, run_id: str) -> bool:
-    """Whether one run of a workflow has not ended; one that is not known any more has."""
+    """True if one run of a workflow has not ended; a run that Temporal does not know has."""
     try:
         described = await client.get_workflow_handle(id, run_id=run_id).describe()
     except RPCError as error:
-        # Any other answer than that it is unknown proves nothing: it may still be running.
+        # Any other error proves nothing: it may still be running.
         return error.status != RPCStatusCode.NOT_FOUND
     return described.status == WorkflowExecutionStatus.RUNNING

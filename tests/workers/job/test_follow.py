@@ -79,7 +79,7 @@ async def test_a_restore_does_not_end_it(
 async def test_a_job_that_nobody_brings_back_is_gone(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(NotRunning, match="nobody has brought it back"):
+    with pytest.raises(NotRunning, match="was not brought back"):
         await follow(settings, monkeypatch, sighting(status()), sighting(None))
 
 
@@ -110,5 +110,5 @@ async def test_a_restore_that_is_under_way_at_the_first_look_is_waited_for(
         "incarnation 1 is being restored; waiting 0.05 s for it",
         "it lives again, as incarnation 1",
     ]
-    with pytest.raises(NotRunning, match="nobody has brought it back"):
+    with pytest.raises(NotRunning, match="was not brought back"):
         await follow(settings, monkeypatch, sighting(None))

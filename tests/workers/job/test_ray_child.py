@@ -35,7 +35,7 @@ async def test_a_silent_controller_is_not_taken_for_a_lost_ray(
     async def names() -> list[str]:
         return [SINGLE_CONTROLLER]
 
-    monkeypatch.setattr(job, "call", silent)
+    monkeypatch.setattr("rl.controller.client.call", silent)
     monkeypatch.setattr(job, "named_actors", names)
     found, _ = await ray_child.look(config_of(tmp_path))
     assert found.reachable and found.silent

@@ -66,7 +66,7 @@ async def test_a_temporal_that_has_lost_the_workflow_is_a_typed_error() -> None:
 async def test_nobody_waits_for_ever_for_a_temporal_that_stays_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(workflow_runs, "SILENCE_LIMIT_S", 0.05)
+    monkeypatch.setattr(workflow_runs, "SILENCE_TIMEOUT_S", 0.05)
     handle = OutOfReach(*[RPCStatusCode.UNAVAILABLE] * 1_000_000)
     with pytest.raises(NotRunning, match="goes on by itself"):
         await follow(handle, SaveResult, lambda _: None)  # type: ignore[arg-type]
