@@ -35,9 +35,9 @@ from rl.messages import (
     RunResult,
     ServerReport,
 )
+from rl.nemo_gym import restore, save
 from rl.nemo_gym.fleet import Fleet
-from rl.nemo_gym.save import UNREACHABLE_S
-from rl.nemo_gym.service import GymDesk
+from rl.nemo_gym.service import NemoGymService
 
 T = TypeVar("T")
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])
@@ -64,13 +64,12 @@ class NemoGym:
     def __init__(
         self, config: JobConfig, incarnation: int, servers: list[JoinedServer] | None
     ) -> None:
-        """Start the loop; the first call builds what it needs, so its errors reach a caller."""
         configure_logging(NEMO_GYM)
         self._config = config
         self._incarnation = incarnation
         self._servers = servers
         self._came_back = bool(ray.get_runtime_context().was_current_actor_reconstructed)
-        self._desk: GymDesk | None = None
+        self._service: NemoGymService | None = None
         self._building = asyncio.Lock()
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="nemo-gym", daemon=True).start()
@@ -79,7 +78,7 @@ class NemoGym:
 
     async def run(self, incarnation: int, request: RunRequest) -> RunResult:
         """See `Runs.run`."""
-        return await self._do(incarnation, lambda desk: desk.runs.run(request))
+        return await self._do(incarnation, lambda service: service.runs.run(request))
 
     async def acknowledge(
         self, incarnation: int, rollout_id: str, attempt_index: int, digest: str, agent: str
@@ -87,58 +86,67 @@ class NemoGym:
         """See `Runs.acknowledge`."""
         await self._do(
             incarnation,
-            lambda desk: desk.runs.acknowledge(rollout_id, attempt_index, digest, agent),
+            lambda service: service.runs.acknowledge(rollout_id, attempt_index, digest, agent),
         )
 
     async def let_go(self, incarnation: int, rollout_id: str, agent: str) -> None:
         """See `Runs.let_go`."""
-        await self._do(incarnation, lambda desk: desk.runs.let_go(rollout_id, agent))
+        await self._do(incarnation, lambda service: service.runs.let_go(rollout_id, agent))
 
     async def forget(self, incarnation: int, rollout_id: str, agent: str) -> None:
         """See `Runs.forget`."""
-        await self._do(incarnation, lambda desk: desk.runs.forget(rollout_id, agent))
+        await self._do(incarnation, lambda service: service.runs.forget(rollout_id, agent))
 
     # --- saving -------------------------------------------------------------------------------
 
     @_control
     async def prepare_checkpoint(
-        self, incarnation: int, checkpoint_id: str, budget_s: float, lease_s: float
+        self, incarnation: int, checkpoint_id: str, timeout_s: float, lease_s: float
     ) -> PrepareAnswers:
-        """See `save_phases.prepare`."""
+        """See `rl.nemo_gym.save.prepare`."""
         return await self._do(
-            incarnation, lambda desk: desk.prepare(checkpoint_id, budget_s, lease_s)
+            incarnation, lambda service: service.prepare(checkpoint_id, timeout_s, lease_s)
         )
 
     @_control
     async def commit_checkpoint(
-        self, incarnation: int, checkpoint_id: str, budget_s: float, folder_abs: str
+        self, incarnation: int, checkpoint_id: str, timeout_s: float, folder_abs: str
     ) -> CommitAnswers:
-        """See `save_phases.commit`."""
+        """See `rl.nemo_gym.save.commit`."""
         return await self._do(
-            incarnation, lambda desk: desk.commit(checkpoint_id, budget_s, Path(folder_abs))
+            incarnation, lambda service: service.commit(checkpoint_id, timeout_s, Path(folder_abs))
         )
 
     @_control
     async def inventory(self, incarnation: int, checkpoint_id: str) -> Inventory:
-        """See `GymDesk.inventory`."""
-        return await self._do(incarnation, lambda desk: _now(desk.inventory, checkpoint_id))
+        """See `NemoGymService.inventory`."""
+        return await self._do(incarnation, lambda service: service.inventory(checkpoint_id))
 
     @_control
     async def confirm_held(self, incarnation: int, checkpoint_id: str) -> list[ServerReport]:
-        """See `save_phases.confirm_held`."""
-        return await self._do(incarnation, lambda desk: desk.confirm_held(checkpoint_id))
+        """See `rl.nemo_gym.save.confirm_held`."""
+        return await self._do(
+            incarnation, lambda service: save.confirm_held(service.fleet, checkpoint_id)
+        )
 
     @_control
     async def renew(self, incarnation: int, checkpoint_id: str, lease_s: float) -> bool:
-        """See `GymDesk.renew`."""
-        return await self._do(incarnation, lambda desk: desk.renew(checkpoint_id, lease_s))
+        """See `NemoGymService.renew`."""
+        return await self._do(incarnation, lambda service: service.renew(checkpoint_id, lease_s))
 
     @_control
     async def resume_checkpoint(
-        self, incarnation: int, checkpoint_id: str, unreachable_s: float = UNREACHABLE_S
+        self, incarnation: int, checkpoint_id: str, unreachable_s: float = save.UNREACHABLE_S
     ) -> list[ServerReport]:
-        """See `save_phases.resume_servers`."""
-        return await self._do(incarnation, lambda desk: desk.resume(checkpoint_id, unreachable_s))
+        """See `rl.nemo_gym.save.resume_servers`."""
+
+        async def resume(service: NemoGymService) -> list[ServerReport]:
+            fleet = service.fleet
+            return await save.resume_servers(
+                fleet.client, fleet.servers, incarnation, checkpoint_id, unreachable_s
+            )
+
+        return await self._do(incarnation, resume)
 
     # --- restoring ----------------------------------------------------------------------------
 
@@ -151,35 +159,41 @@ class NemoGym:
         folder_abs: str,
         files: list[WrittenFile],
     ) -> list[ServerReport]:
-        """See `restore_phases.restore`."""
+        """See `rl.nemo_gym.restore.restore`."""
         return await self._do(
             incarnation,
-            lambda desk: desk.restore(restore_id, source_checkpoint_id, Path(folder_abs), files),
+            lambda service: service.restore(
+                restore_id, source_checkpoint_id, Path(folder_abs), files
+            ),
         )
 
     @_control
     async def restored_inventory(self, incarnation: int, restore_id: str) -> Inventory:
-        """See `GymDesk.restored_inventory`."""
-        return await self._do(incarnation, lambda desk: _now(desk.restored_inventory, restore_id))
+        """See `NemoGymService.restored_inventory`."""
+        return await self._do(incarnation, lambda service: service.restored_inventory(restore_id))
 
     @_control
     async def discard(self, incarnation: int, restore_id: str, rollout_ids: list[str]) -> None:
-        """See `restore_phases.discard`."""
-        await self._do(incarnation, lambda desk: desk.discard(restore_id, rollout_ids))
+        """See `rl.nemo_gym.restore.discard`."""
+        await self._do(
+            incarnation, lambda service: restore.discard(service.fleet, restore_id, rollout_ids)
+        )
 
     @_control
     async def resume_restored(self, incarnation: int, restore_id: str) -> list[ServerReport]:
-        """See `restore_phases.resume_restored`."""
-        return await self._do(incarnation, lambda desk: desk.resume_restored(restore_id))
+        """See `rl.nemo_gym.restore.resume_restored`."""
+        return await self._do(
+            incarnation, lambda service: restore.resume_restored(service.fleet, restore_id)
+        )
 
     @_control
     async def status(self, incarnation: int) -> list[Status]:
-        """See `save_phases.statuses`."""
-        return await self._do(incarnation, lambda desk: desk.status())
+        """See `Fleet.statuses`."""
+        return await self._do(incarnation, lambda service: service.fleet.statuses())
 
     # --- the shell ----------------------------------------------------------------------------
 
-    async def _do(self, incarnation: int, work: Callable[[GymDesk], Awaitable[T]]) -> T:
+    async def _do(self, incarnation: int, work: Callable[[NemoGymService], Awaitable[T]]) -> T:
         """Do `work` on the loop that owns the state; a cancelled call cancels it there."""
         if incarnation != self._incarnation:
             raise StaleIncarnation(f"this is incarnation {self._incarnation}", participant=NEMO_GYM)
@@ -189,13 +203,13 @@ class NemoGym:
 
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(there(), self._loop))
 
-    async def _built(self) -> GymDesk:
+    async def _built(self) -> NemoGymService:
         async with self._building:
-            if self._desk is None:
+            if self._service is None:
                 servers = await self._server_list()
                 client = GymClient(_token(self._config))
-                self._desk = GymDesk(Fleet(client, servers, self._incarnation))
-            return self._desk
+                self._service = NemoGymService(Fleet(client, servers, self._incarnation))
+            return self._service
 
     async def _server_list(self) -> list[JoinedServer]:
         if self._servers is not None and not self._came_back:
@@ -225,10 +239,6 @@ def nemo_gym(config: JobConfig, incarnation: int, servers: list[JoinedServer] | 
     return actor.options(
         name=NEMO_GYM, lifetime="detached", num_cpus=0, max_restarts=-1, max_concurrency=_RUNS
     ).remote(config, incarnation, servers)
-
-
-async def _now(work: Callable[[str], T], argument: str) -> T:
-    return work(argument)
 
 
 def _token(config: JobConfig) -> SecretStr:

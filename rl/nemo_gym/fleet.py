@@ -15,13 +15,25 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypedDict, TypeVar
 
 from gym.client import GymClient
-from gym.protocol import INNER_FILES_FOLDER, Counts, DeadlineExceeded, Kind, Role, WrittenFile
+from gym.protocol import (
+    INNER_FILES_FOLDER,
+    Counts,
+    DeadlineExceeded,
+    Kind,
+    Role,
+    Status,
+    StatusRequest,
+    TurnpointError,
+    WrittenFile,
+)
 from gym.retry import retry_until
 from rl.errors import ServerUnfit
 from rl.messages import JoinedServer, ServerReport
 
 T = TypeVar("T")
-MIN_BUDGET_S = 0.001
+_LEAST_S = 0.001
+STATUS_S = 2.0
+"""Longest wait for one server's status in `Fleet.statuses`."""
 
 
 class Ids(TypedDict):
@@ -33,7 +45,7 @@ class Ids(TypedDict):
 
 @dataclass(frozen=True)
 class Answered(Generic[T]):
-    """One server's answer and what it took."""
+    """One server's answer and its duration."""
 
     server: JoinedServer
     answer: T
@@ -45,14 +57,13 @@ class Fleet:
 
     Args:
         client: For the control routes.
-        servers: What `discover_and_join` has answered, whoever asked it.
+        servers: The answer of `discover_and_join`; it never changes within an incarnation.
         incarnation: The one they joined.
     """
 
     def __init__(
         self, client: GymClient, servers: Sequence[JoinedServer], incarnation: int
     ) -> None:
-        """Keep the list; it never changes within an incarnation."""
         self.client = client
         self.servers = list(servers)
         self.incarnation = incarnation
@@ -92,21 +103,40 @@ class Fleet:
         """Incarnation and instance, for a request to this server."""
         return {"incarnation": self.incarnation, "instance_id": server.instance_id or ""}
 
+    async def status(self, server: JoinedServer, read_s: float) -> Status:
+        """Status of one server, one try; an answer takes `read_s` at most."""
+        request = StatusRequest(**self.ids(server))
+        return await self.client.status(server.url, server.name, request, read_s=read_s)
+
+    async def statuses(self) -> list[Status]:
+        """Status of every controlled server that answers; one that does not is absent."""
+
+        async def call(server: JoinedServer) -> Status | None:
+            try:
+                async with asyncio.timeout(STATUS_S):
+                    return await self.status(server, STATUS_S)
+            except (TurnpointError, TimeoutError):
+                return None
+
+        answers = await each(self.controlled, call)
+        return [item.answer for item in answers if item.answer is not None]
+
 
 async def each(
     servers: Sequence[JoinedServer],
     call: Callable[[JoinedServer], Awaitable[T]],
     deadline: float | None = None,
     *,
-    patience_s: float | None = None,
+    retry_deadline: float | None = None,
 ) -> list[Answered[T]]:
     """Call every server at once and wait for all answers.
 
     Args:
-        servers: Whom to call.
+        servers: Servers to call.
         call: One try of the call; made again if it fails in a way that passes.
         deadline: On `time.monotonic()`: no try outlives it. None bounds no try.
-        patience_s: Seconds during which a failed call is made again; the deadline's by default.
+        retry_deadline: On `time.monotonic()`: no try begins after it; by default `deadline`. With
+            neither there is one try.
 
     Returns:
         The answers, in the order of `servers`.
@@ -115,9 +145,8 @@ async def each(
         DeadlineExceeded: A server gave no answer before the deadline.
         TurnpointError: The first failure that occurred; the other calls are cancelled.
     """
-    tasks = [
-        asyncio.ensure_future(_answered(server, call, deadline, patience_s)) for server in servers
-    ]
+    until = deadline if retry_deadline is None else retry_deadline
+    tasks = [asyncio.ensure_future(_answered(server, call, deadline, until)) for server in servers]
     if not tasks:
         return []
     try:
@@ -132,8 +161,28 @@ async def each(
     return [outcome for outcome in outcomes if isinstance(outcome, Answered)]
 
 
+async def _answered(
+    server: JoinedServer,
+    call: Callable[[JoinedServer], Awaitable[T]],
+    deadline: float | None,
+    retry_deadline: float | None,
+) -> Answered[T]:
+    started = time.monotonic()
+    try:
+        async with asyncio.timeout_at(deadline):
+            if retry_deadline is None:
+                answer = await call(server)
+            else:
+                answer = await retry_until(retry_deadline, lambda: call(server))
+    except TimeoutError:
+        raise DeadlineExceeded(
+            f"no answer in {time.monotonic() - started:.1f} s", participant=server.name
+        ) from None
+    return Answered(server, answer, (time.monotonic() - started) * 1000)
+
+
 def own_files(server: JoinedServer) -> str:
-    """How the paths of a server's own files begin, relative to the checkpoint folder."""
+    """Prefix of the paths of a server's own files, relative to the checkpoint folder."""
     return f"{INNER_FILES_FOLDER}/{server.name}/"
 
 
@@ -155,28 +204,7 @@ def report(
     )
 
 
-def budget_s(deadline: float) -> float:
-    """What a server is given of the time left: its answer has to travel back before the end."""
+def server_timeout_s(deadline: float) -> float:
+    """Seconds that a server gets of the time left, so that its answer arrives before the end."""
     left = deadline - time.monotonic()
-    return max(left - min(0.5, left / 10), MIN_BUDGET_S)
-
-
-async def _answered(
-    server: JoinedServer,
-    call: Callable[[JoinedServer], Awaitable[T]],
-    deadline: float | None,
-    patience_s: float | None,
-) -> Answered[T]:
-    started = time.monotonic()
-    give_up = started + patience_s if patience_s is not None else deadline
-    try:
-        async with asyncio.timeout_at(deadline):
-            if give_up is None:
-                answer = await call(server)
-            else:
-                answer = await retry_until(give_up, lambda: call(server))
-    except TimeoutError:
-        raise DeadlineExceeded(
-            f"no answer in {time.monotonic() - started:.1f} s", participant=server.name
-        ) from None
-    return Answered(server, answer, (time.monotonic() - started) * 1000)
+    return max(left - min(0.5, left / 10), _LEAST_S)

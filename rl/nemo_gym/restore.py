@@ -2,8 +2,8 @@
 
 Guarantees: the order of kinds is the design's, and a kind is called only after every server of
 the kind before has answered; within a kind all are called at once. What was restored stays closed
-until `resume_restored`. There is no lease and no budget: a server that does not answer fails the
-phase after `PATIENCE_S`, one that works on it is waited for.
+until `resume_restored`. There is no lease and no deadline: a server that does not answer fails the
+phase after `ANSWER_S`; one that works on it is waited for.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ RESTORE = (Kind.MODEL, Kind.AGENT, Kind.RESOURCE)
 DROP = (Kind.AGENT, Kind.MODEL, Kind.RESOURCE)
 """Callers before callees."""
 
-PATIENCE_S = 10.0
-"""How long calls are repeated while a server does not answer."""
+ANSWER_S = 10.0
+"""Seconds for which calls are repeated while a server does not answer."""
 
 
 async def restore(
@@ -123,12 +123,12 @@ async def _each(
     """Call every server at once.
 
     Raises:
-        ServersMissing: One could not be reached for `PATIENCE_S`. Not `ServerUnreachable`, which
+        ServersMissing: One could not be reached for `ANSWER_S`. Not `ServerUnreachable`, which
             Temporal would try again for half an hour: a process that is gone does not come back
             as the one that joined.
     """
     try:
-        return await each(servers, call, patience_s=PATIENCE_S)
+        return await each(servers, call, retry_deadline=time.monotonic() + ANSWER_S)
     except ServerUnreachable as gone:
         raise ServersMissing(
             f"{gone.participant} does not answer any more; look at its log, start it awaiting a "

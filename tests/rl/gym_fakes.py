@@ -221,3 +221,8 @@ async def fake_fleet() -> AsyncIterator[FakeFleet]:
         yield fleet
     finally:
         await asyncio.gather(*(server.stop() for server in fleet.servers.values()))
+
+
+def lease_left() -> float:
+    """A save whose lease never ends: five more seconds."""
+    return 5.0

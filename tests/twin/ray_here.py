@@ -26,7 +26,7 @@ from rl.data_plane import transfer_queue
 from rl.messages import RAY_NAMESPACE
 from rl.nemo_gym.actor import NemoGym
 from rl.nemo_gym.fleet import Fleet
-from rl.nemo_gym.service import GymDesk
+from rl.nemo_gym.service import NemoGymService
 from tests.twin.rows_here import RowsHere
 
 T = TypeVar("T")
@@ -149,9 +149,9 @@ class NemoGymHere(NemoGym):
 
     def __init__(self, fleet: Fleet, incarnation: int) -> None:
         self._incarnation = incarnation
-        self._here = GymDesk(fleet)
+        self._here = NemoGymService(fleet)
 
-    async def _do(self, incarnation: int, work: Callable[[GymDesk], Awaitable[T]]) -> T:
+    async def _do(self, incarnation: int, work: Callable[[NemoGymService], Awaitable[T]]) -> T:
         _demand(self._incarnation, incarnation)
         return await work(self._here)
 

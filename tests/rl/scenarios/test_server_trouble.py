@@ -49,20 +49,20 @@ async def make(trouble: str, fakes: FakeFleet, operation: str, name: str = "coun
         fakes[name].fail(operation, *[errors[trouble]] * 1000)
 
 
-def driven() -> float:
+def lease_left() -> float:
     return LEASE_S
 
 
 async def _prepare(fleet: Fleet) -> None:
-    await save_phases.prepare(fleet, CHECKPOINT, DEADLINE_S, driven)
+    await save_phases.prepare(fleet, CHECKPOINT, DEADLINE_S, lease_left)
 
 
 async def _commit(fleet: Fleet) -> None:
-    await save_phases.commit(fleet, CHECKPOINT, DEADLINE_S, Path("/s"), driven)
+    await save_phases.commit(fleet, CHECKPOINT, DEADLINE_S, Path("/s"), lease_left)
 
 
-async def _quiet(fleet: Fleet) -> None:
-    await save_phases._quiet(fleet, CHECKPOINT, time.monotonic() + DEADLINE_S, LEASE_S)
+async def _wait_idle(fleet: Fleet) -> None:
+    await save_phases.wait_idle(fleet, CHECKPOINT, time.monotonic() + DEADLINE_S, LEASE_S)
 
 
 async def _cut(fleet: Fleet) -> None:
@@ -79,7 +79,7 @@ async def _resume(fleet: Fleet) -> None:
 
 POINTS = {
     "before the save": ("prepare", _prepare),
-    "prepared": ("status", _quiet),
+    "prepared": ("status", _wait_idle),
     "between prepare and commit": ("commit", _commit),
     "between commit and cut": ("status", _cut),
     "at restore": ("restore", _restore),
@@ -97,7 +97,7 @@ async def test_trouble_is_told_soon_with_the_server_named(
     Break: rl/nemo_gym/save.py: let `server_unreachable` rise from a commit: Temporal repeats it.
     Break: rl/nemo_gym/restore.py: let it rise from a phase of a restore.
     """
-    monkeypatch.setattr(restore_phases, "PATIENCE_S", LEASE_S)
+    monkeypatch.setattr(restore_phases, "ANSWER_S", LEASE_S)
     operation, phase = POINTS[point]
     fakes.hold("restore-1" if operation == "resume" else CHECKPOINT)
     await make(trouble, fakes, operation)
@@ -139,5 +139,5 @@ async def test_before_anything_stands_still_it_is_absent_from_the_statuses(
     """The controller refuses the save: `server_unfit` (tests/rl/controller/test_save.py)."""
     await make(trouble, fakes, "status")
     async with asyncio.timeout(5):
-        found = await save_phases.statuses(fleet)
+        found = await fleet.statuses()
     assert {status.server for status in found} == set(fakes.servers) - {"counter"}
