@@ -1,4 +1,4 @@
-"""Stand-ins for what the Single Controller works with; each can be made slow or fail."""
+"""Fakes of the Single Controller's collaborators; each can be made slow or fail."""
 
 from __future__ import annotations
 
@@ -122,7 +122,6 @@ class FakeGym:
         self.answer: Inventory = Inventory(
             continuations={AGENT: []}, sessions={}, storage={}, line_counts={AGENT: 0}
         )
-        self.held = True
         self.held_error: TurnpointError | None = None
         self.discarded: list[str] = []
         self.phases = {AGENT: Phase.OPEN, MODEL: Phase.OPEN, COUNTER: Phase.OPEN}
@@ -330,7 +329,7 @@ class World:
         )
 
     async def start(self) -> None:
-        """Started fresh, and every rollout sent."""
+        """Start fresh, and return when every rollout is sent."""
         await self.controller.start_fresh(self.workload)
         self.controller.start_pumps()
         total = self.controller.job.loader.total

@@ -8,10 +8,10 @@ from tests.rl.controller.saving import A, B, published, refusal, running
 from tests.rl.fakes import World, until
 
 
-async def test_an_older_snapshot_that_is_told_of_late_is_not_the_newest(tmp_path: Path) -> None:
-    """A worker that stood still over its resume sends it once more, after the next save.
+async def test_an_older_snapshot_that_is_reported_late_is_not_the_newest(tmp_path: Path) -> None:
+    """A worker that was stopped during its resume repeats it after the next save.
 
-    Break: rl/controller/job_state.py: take whatever was told of last.
+    Break: rl/controller/job_state.py: take the one reported last.
     """
     world = await running(tmp_path)
     await published(world)

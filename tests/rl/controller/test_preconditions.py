@@ -1,4 +1,4 @@
-"""Reasons to refuse a save, looked at before anything pauses."""
+"""Conditions of a save, checked before anything pauses."""
 
 from pathlib import Path
 
@@ -41,7 +41,7 @@ async def test_a_mutation_since_the_last_snapshot_is_a_change(tmp_path: Path) ->
     assert await refusal(world) is None
 
 
-async def test_begin_looks_at_servers_and_space_before_anything_stands_still(
+async def test_begin_checks_servers_and_space_before_anything_pauses(
     tmp_path: Path,
 ) -> None:
     world = await running(tmp_path)

@@ -1,4 +1,4 @@
-"""The pump: every rollout once, whatever is repeated, refused or lost on the way."""
+"""The pump: every rollout is taken over once, also after repeats, refusals and losses."""
 
 import asyncio
 from pathlib import Path
@@ -87,9 +87,9 @@ async def test_a_result_is_acknowledged_only_once_its_row_is_put(tmp_path: Path)
 
 
 async def test_a_double_take_over_is_counted_though_it_overwrites_its_row(tmp_path: Path) -> None:
-    """Break: rl/controller/rollout_pump.py: count a row only where there was none.
+    """Otherwise `duplicate_rows` would be 0.
 
-    `duplicate_rows` is 0.
+    Break: rl/controller/rollout_pump.py: count a row only where there was none.
     """
     world = World(tmp_path)
     await world.start()
@@ -145,7 +145,7 @@ async def test_a_failed_run_is_started_over_with_nothing_of_it(tmp_path: Path) -
 async def test_what_a_failed_run_stages_late_goes_when_the_rollout_is_finished(
     tmp_path: Path,
 ) -> None:
-    """The endpoint ends no call whose caller has left; its row would stay in every snapshot.
+    """The generation endpoint finishes calls of a failed run; their rows would stay for ever.
 
     Break: rl/controller/rollout_pump.py: clear only when a run fails.
     """
@@ -169,9 +169,9 @@ async def test_what_a_failed_run_stages_late_goes_when_the_rollout_is_finished(
 async def test_after_max_runs_the_rollout_is_in_the_rows_once_without_reward(
     tmp_path: Path,
 ) -> None:
-    """And no server keeps anything of it, once a save that has counted its run is over.
+    """Every server forgets the rollout once the save that has counted its run is over.
 
-    Break: rl/controller/rollout_pump.py: have its agent alone let it go.
+    Break: rl/controller/rollout_pump.py: have only its agent drop it.
     """
     world = World(tmp_path, max_runs=2)
     await world.start()

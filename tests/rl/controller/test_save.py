@@ -136,7 +136,7 @@ async def test_a_resume_during_begin_wins(tmp_path: Path) -> None:
 async def test_a_slow_begin_that_has_ended_touches_nothing_of_the_next_save(
     tmp_path: Path,
 ) -> None:
-    """What it sweeps or makes room by would be the folder that the next save writes in.
+    """Otherwise its sweep would delete the folder that the next save writes in.
 
     Break: rl/controller/save.py: let two begins look at the folder at the same time.
     """

@@ -24,9 +24,9 @@ from tests.rl.fakes import dataset
     ],
 )
 def test_a_bad_row_is_named_by_file_and_line_and_not_shown(tmp_path: Path, row: str) -> None:
-    """Break: rl/records/dataset.py: take what no JSON body can hold.
+    """Otherwise sending the row would end the job, after each restore again.
 
-    Sending it ends the job, each time.
+    Break: rl/records/dataset.py: accept values that JSON cannot hold.
     """
     path = dataset(tmp_path, 2)
     with path.open("a") as file:
@@ -45,9 +45,9 @@ def test_a_bad_row_is_named_by_file_and_line_and_not_shown(tmp_path: Path, row: 
 def test_a_row_that_could_not_be_sent_is_refused_before_the_job_runs(
     tmp_path: Path, value: str
 ) -> None:
-    """Python reads it. Break: rl/records/dataset.py: leave the row to its first `/run`.
+    """Python reads such a row; the job would fail at its first `/run`.
 
-    The job fails.
+    Break: rl/records/dataset.py: do not try to write the row.
     """
     path = dataset(tmp_path, 1)
     with path.open("a") as file:
@@ -76,7 +76,7 @@ def test_a_missing_or_empty_dataset_is_refused(tmp_path: Path) -> None:
 def test_a_row_for_an_agent_that_is_not_there_is_named_by_file_and_line(
     tmp_path: Path, agents: list[str], line: int, said: str
 ) -> None:
-    """Break: let the only agent have every row, whomever it names."""
+    """Break: rl/records/dataset.py: give the only agent every row, also one for another agent."""
     path = dataset(tmp_path, 2)
     row = {"responses_create_params": {"input": "secret"}, "agent_ref": {"name": "gone"}}
     with path.open("a") as file:

@@ -1,4 +1,4 @@
-"""The loader: every prompt once, whatever place it goes on from."""
+"""The loader: every prompt once, from any place."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Actors that Ray starts again under a live job: what they meet must not end a run, or hang."""
+"""Actors that Ray starts again under a live job neither end a run nor hang."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_a_controller_that_is_busy_is_no_failure_of_the_runs(
     error: TurnpointError,
     raised: type[TurnpointError] | None,
 ) -> None:
-    """Each run under way would start over, and after three such answers count as failed.
+    """Otherwise each run under way would start over, and count as failed after three answers.
 
     Break: rl/nemo_gym/actor.py: let the `DeadlineExceeded` of the controller rise.
     """
@@ -64,14 +64,14 @@ async def test_a_controller_that_is_busy_is_no_failure_of_the_runs(
 def test_an_endpoint_that_does_not_come_back_ends_so_that_ray_starts_it_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody asks it for `ready` any more: it would live, and every model call wait for ever.
+    """Its `ready` is not asked again: a living endpoint without a port would block model calls.
 
     Break: rl/generation/actor.py: keep the error for a caller of `ready`.
     """
     ended: list[int] = []
 
     async def refused(_: generation.GenerationServer) -> None:
-        raise PortTaken("somebody listens there")
+        raise PortTaken("another process listens there")
 
     monkeypatch.setattr(generation.GenerationServer, "_run", refused)
     monkeypatch.setattr(generation.os, "_exit", ended.append)

@@ -349,9 +349,9 @@ async def _finished(settings: JobConfig) -> bool:
 async def test_actors_of_a_superseded_restore_give_way_to_the_newest_incarnation(
     address: str, tmp_path: Path
 ) -> None:
-    """It may have passed its own check just before the claim, and have started them after.
+    """Its own check may have passed just before the claim, and its actors have started after.
 
-    Break: let the `StaleIncarnation` of the actor that is there reach the caller.
+    Break: rl/job.py: let the `StaleIncarnation` of the actor that is there reach the caller.
     """
     await kill_actors()
     settings = config(tmp_path)

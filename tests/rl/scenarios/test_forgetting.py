@@ -1,4 +1,4 @@
-"""What is left on real servers of a rollout that has failed for good: nothing, after the save."""
+"""After the save, real servers keep nothing of a rollout that has failed for good."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_a_rollout_that_has_failed_for_good_is_in_no_later_snapshot(
 ) -> None:
     """Memory stays bounded (design section 6, `forget`).
 
-    Break: rl/nemo_gym/runs.py: forget on the agent alone; or on model and resources while a save
+    Break: rl/nemo_gym/runs.py: forget on the agent only; or on model and resources while a save
     has counted the run.
     """
     monkeypatch.setattr(gym_runs, "ACKNOWLEDGE_S", 0.3)

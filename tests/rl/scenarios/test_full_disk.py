@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> SnapshotFolder:
 def test_a_publish_on_a_full_disk_is_typed_and_leaves_the_snapshot_before(
     folder: SnapshotFolder, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """Break: let the OSError rise. Temporal would repeat it for `publish_timeout_s`, all paused."""
+    """Break: rl/snapshots/folder.py: let the OSError rise; Temporal repeats it, all paused."""
     save(folder, FIRST)
     reserved = folder.reserve(SECOND, 1)
     files = write_files(folder.path / reserved.tmp)
@@ -86,7 +86,7 @@ def test_a_folder_that_may_not_be_written_is_told_apart_from_a_full_one(
 def test_the_space_of_a_failed_save_is_given_back_and_its_number_is_not(
     folder: SnapshotFolder,
 ) -> None:
-    """Break: keep the content of the trash that holds the highest number."""
+    """Break: rl/snapshots/names.py: keep the content of the trash with the highest number."""
     save(folder, FIRST)
     reserved = folder.reserve(SECOND, 1)
     write_files(folder.path / reserved.tmp)
@@ -107,7 +107,7 @@ def test_a_dead_incarnation_makes_no_room(folder: SnapshotFolder) -> None:
 
 
 async def test_what_a_failed_save_left_does_not_refuse_the_next(tmp_path: Path) -> None:
-    """Break: look at the free space only once."""
+    """Break: rl/controller/preconditions.py: measure the free space only once."""
     world = World(tmp_path)
     await world.start()
     world.folder.free, world.folder.left_over = 1000, 0
@@ -121,7 +121,7 @@ async def test_what_a_failed_save_left_does_not_refuse_the_next(tmp_path: Path) 
 async def test_the_newest_snapshot_says_how_much_is_needed_also_after_a_restore(
     tmp_path: Path,
 ) -> None:
-    """Break: remember what this controller has saved, which is nothing yet."""
+    """Break: rl/controller/preconditions.py: use the size of this controller's own last save."""
     world = World(tmp_path)
     await world.start()
     world.folder.newest = 20 << 20

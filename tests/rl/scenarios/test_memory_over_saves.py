@@ -28,7 +28,7 @@ async def test_what_the_controller_holds_does_not_grow_with_saves(tmp_path: Path
 
 
 async def _one(world: World, number: int) -> None:
-    """Every other one is given up after its cut."""
+    """One save; every other is given up after its cut."""
     checkpoint = f"{number:08d}"
     begun = await world.controller.saves.begin(checkpoint, "named: never unchanged")
     await world.controller.saves.close_admission(checkpoint, 1)
