@@ -171,7 +171,7 @@ def test_the_other_way_round_what_the_file_names_is_held() -> None:
 def test_rollouts_to_restart(
     named: dict | None, session: int | None, mode: Mode, reason: str | None
 ) -> None:
-    """Invariant 9. Break: rl/records/inventories.py: restart for stateless servers too; seen red."""
+    """Invariant 9. Break: rl/records/inventories.py: let stateless servers restart it; seen red."""
     matched = MatchedInventory()
     if named is not None:
         matched.continuations["p1_g0"] = line("p1_g0", 1, revisions=named)
