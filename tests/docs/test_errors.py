@@ -130,9 +130,9 @@ One URL under two names
 `--policy URL` is malformed
     test_a_malformed_url_is_exit_code_2_and_not_shown
 `--policy URL` does not answer
-    test_nobody_there_is_exit_code_4_with_address_and_next_step
+    test_a_policy_that_does_not_answer_is_exit_code_4_with_address_and_next_step
 `--policy URL` is another service, or does not serve the model
-    test_who_is_no_policy_is_refused_before_anything_starts
+    test_a_server_that_is_no_policy_is_refused_before_anything_starts
 A fixed port is in use (Temporal, its UI, Ray, policy, Gym server, generation endpoint)
     test_each_fixed_port_in_use_is_named_with_its_setting_and_starts_nothing
 The generation endpoint's port is taken when the job starts
@@ -166,7 +166,7 @@ Ctrl-C while a command follows a save or restore
 The environment has another control token than the stack
     test_a_command_with_another_token_than_the_stacks_is_told_so
 The environment has another snapshot key than the key file
-    test_a_snapshot_key_that_nobody_would_use_is_refused
+    test_a_snapshot_key_that_would_not_be_used_is_refused
 The file of a secret cannot be read, is empty, or has another mode than 0600
     test_a_file_that_others_may_use_is_refused_with_the_fix
 Temporal's own configuration: no address, no such profile, file or certificate

@@ -25,7 +25,7 @@ from workflows.journal import SEARCH_ATTRIBUTES
 
 @pytest.fixture
 def silent() -> Iterator[str]:
-    """Address of somebody who takes connections and answers nothing."""
+    """Address of a listener that accepts connections and answers nothing."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()

@@ -80,7 +80,9 @@ def test_missing_or_empty_is_an_error(tmp_path: Path, content: str | None) -> No
 
 
 def test_a_configured_key_file_that_is_gone_is_not_taken_for_no_key(tmp_path: Path) -> None:
-    """Anybody could forge a snapshot then. The default file, which nobody has made, is no key.
+    """Without its key every writer could forge a snapshot.
+
+    A default file that was never made counts as no key.
 
     Break: workers/config/settings.py: hand on a file that exists, and else none.
     """
@@ -98,7 +100,7 @@ def test_a_configured_key_file_that_is_gone_is_not_taken_for_no_key(tmp_path: Pa
     assert keyless.snapshot_place().snapshot_key_file is None
 
 
-def test_a_snapshot_key_that_nobody_would_use_is_refused(tmp_path: Path) -> None:
+def test_a_snapshot_key_that_would_not_be_used_is_refused(tmp_path: Path) -> None:
     """Seals are checked with the file alone. Break: workers/config/settings.py.
 
     Look at no variable.

@@ -1,4 +1,4 @@
-"""Where settings come from, and what their errors say and hide."""
+"""Sources of the settings, and what their errors show and hide."""
 
 from __future__ import annotations
 

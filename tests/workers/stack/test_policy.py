@@ -48,7 +48,7 @@ def server() -> Iterator[HTTPServer]:
         (200, b'{"data": [{"id": "other"}]}', EXIT_USAGE, "policy_model: policy is not served"),
     ],
 )
-def test_who_is_no_policy_is_refused_before_anything_starts(
+def test_a_server_that_is_no_policy_is_refused_before_anything_starts(
     server: HTTPServer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -69,7 +69,7 @@ def test_who_is_no_policy_is_refused_before_anything_starts(
     assert not (tmp_path / ".turnpoint" / "stack.json").exists()
 
 
-def test_nobody_there_is_exit_code_4_with_address_and_next_step(
+def test_a_policy_that_does_not_answer_is_exit_code_4_with_address_and_next_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -16,7 +16,7 @@ BASE = 26_300
 
 @pytest.fixture
 def held() -> int:
-    """A port that somebody listens on."""
+    """A port that is in use."""
     with socket.socket() as holder:
         holder.bind((HOST, 0))
         holder.listen()

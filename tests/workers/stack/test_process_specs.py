@@ -62,7 +62,7 @@ def test_the_stacks_own_three_are_servers_of_the_same_kind(tmp_path: Path) -> No
     assert "--model-url" in found["simple_agent"].command
 
 
-def test_random_weights_get_a_grammar_and_a_bound_whoever_starts_the_stack(
+def test_random_weights_get_a_grammar_and_a_bound_in_every_stack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Break: leave it to the demo; then `turnpoint up` leaves tool use to chance."""

@@ -48,7 +48,7 @@ def test_failed_up_names_process_and_log_and_leaves_nothing(
     assert not record.ray_folder.exists()
 
 
-def test_who_waits_for_a_process_can_let_go_of_the_stack(
+def test_the_wait_for_a_process_can_be_given_up(
     stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`turnpoint run` ends within its grace period, and a `down` gets the stack.

@@ -1,4 +1,4 @@
-"""What a supervisor does about what it sees: every row of the decision, without a process."""
+"""The supervisor's decisions, row by row, without a process."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ def test_a_server_that_does_not_answer_is_not_lost_by_that() -> None:
     assert decide(observation(answering={})) == Wait()
 
 
-def test_the_silence_of_a_server_that_somebody_else_starts_is_told_after_a_while() -> None:
-    """Break: wait for ever, and nobody knows what for."""
+def test_the_silence_of_a_server_without_a_command_is_reported_after_a_while() -> None:
+    """Break: wait for ever without a report."""
     silent = observation(unheard_s={"judge": UNHEARD_S + 1, "taxi": UNHEARD_S - 1})
     assert decide(silent) == Wait()
     assert unanswered(silent) == {"judge"}
@@ -137,7 +137,7 @@ def test_a_stack_ended_on_purpose_is_not_brought_back() -> None:
     assert isinstance(decide(observation(gone=STACK, job=None, stopped=True)), Leave)
 
 
-def test_somebody_elses_restore_is_waited_for_and_its_tools_are_kept_running() -> None:
+def test_the_restore_of_another_command_is_waited_for_and_its_tools_are_kept_running() -> None:
     """Break: claim over it, and two supervisors restore each other's jobs for ever."""
     other = observation(newest=4, claim_driven=True, job=sighting(None))
     assert decide(other) == Wait()
@@ -145,13 +145,13 @@ def test_somebody_elses_restore_is_waited_for_and_its_tools_are_kept_running() -
     assert decide(broken) == Restart(frozenset({"worker_2"}))
 
 
-def test_somebody_elses_incarnation_that_runs_is_supervised_from_there() -> None:
+def test_an_incarnation_that_another_command_started_is_supervised_from_there() -> None:
     assert decide(observation(newest=4, job=sighting(status(incarnation=4)))) == Adopt(4)
     half = observation(newest=4, job=sighting(status("restored", incarnation=4)), claim_driven=True)
     assert decide(half) == Wait()
 
 
-def test_a_claim_that_nobody_brings_to_life_is_taken_over() -> None:
+def test_a_claim_that_comes_to_nothing_is_taken_over() -> None:
     action = decide(observation(newest=4, job=sighting(None)))
     assert action == Recover(("incarnation 4 was claimed and is not alive",))
 
@@ -159,16 +159,16 @@ def test_a_claim_that_nobody_brings_to_life_is_taken_over() -> None:
 @pytest.mark.parametrize(
     "job", [None, ClusterView(at=1.0, reachable=False), sighting(None, silent=True)]
 )
-def test_a_claim_is_not_taken_over_before_anybody_could_see_what_it_came_to(
+def test_a_claim_is_not_taken_over_before_a_look_into_ray_has_shown_its_outcome(
     job: ClusterView | None,
 ) -> None:
-    """Break: take an incarnation that nobody could look at for dead."""
+    """Break: take an incarnation for dead though Ray could not be asked."""
     assert decide(observation(newest=4, job=job)) == Wait()
     silent = observation(newest=4, job=sighting(None, silent=True), silent_s=SILENT_S + 1)
     assert isinstance(decide(silent), Recover)
 
 
-def test_somebody_elses_restore_is_not_waited_for_when_ray_is_gone() -> None:
+def test_the_restore_of_another_command_is_not_waited_for_when_ray_is_gone() -> None:
     """Break: wait for a workflow whose workers cannot start without Ray, for ever."""
     lost = observation(newest=4, claim_driven=True, job=None, gone=STACK)
     assert decide(lost) == Recover(("ray is gone",), ray_is_lost=True)

@@ -23,7 +23,7 @@ PUBLISHED = SaveResult(outcome=SaveOutcome.PUBLISHED, checkpoint_id="c", snapsho
 def saves(
     monkeypatch: pytest.MonkeyPatch, *outcomes: SaveResult | Exception | None, starts: bool = True
 ) -> None:
-    """What the saves come to, one after the other; None never ends, or does not even start."""
+    """Outcomes of the saves, one after the other; None: the save never ends, or never starts."""
     left = list(outcomes)
 
     async def save(*words: Any) -> SaveResult:

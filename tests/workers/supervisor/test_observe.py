@@ -1,4 +1,4 @@
-"""What a supervisor sees of a claim: until when somebody counts as working on it."""
+"""The supervisor's view of a claim: until when its claimant counts as working on it."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ async def test_a_claim_is_worked_on_until_a_look_that_began_after_its_claimants_
 ) -> None:
     """A restore brings the job to life and ends at once: a look from before shows neither.
 
-    Break: believe the end of the workflow together with an older look into Ray, and a job that
-    somebody has just restored is restored again.
+    Break: believe the end of the workflow together with an older look into Ray; then a job that
+    was restored a moment ago is restored again.
     """
     folder = settings.job_config().job_folder
     incarnations.claim(folder, {"run_id": "first"})
@@ -63,7 +63,7 @@ async def test_a_claim_is_worked_on_until_a_look_that_began_after_its_claimants_
         assert decide(await look(gym)) == Adopt(2)
 
 
-async def test_a_claim_that_a_later_look_shows_without_life_is_worked_on_by_nobody(
+async def test_a_claim_that_a_later_look_shows_without_life_counts_as_abandoned(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = settings.job_config().job_folder
