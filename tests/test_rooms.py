@@ -29,7 +29,6 @@ def circle(imports: Mapping[str, Collection[str]]) -> list[str]:
     return []
 
 
-@pytest.mark.xfail(reason="gym.resource.part and gym.resource.server")
 def test_no_module_imports_itself_through_others() -> None:
     """Imports in functions count, and those for types alone."""
     graph = grimp.build_graph(*ROOMS, cache_dir=None)

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from gym.agent.peer import Reply
 from gym.agent.run import AgentRun
 from gym.agent.state import Stage
 from gym.formats.gymnasium import STEP_REQUEST_ID, SUPPORTS_IDEMPOTENCY, ResetAnswer, StepAnswer
+from gym.peer import Reply
 from gym.protocol import ServerFault
 
 A = TypeVar("A", ResetAnswer, StepAnswer)
@@ -28,7 +28,7 @@ class GymnasiumLoop:
 
     async def begin(self, run: AgentRun) -> None:
         """Reset the environment; its first observation ends the prompt."""
-        state, peer = run.state, run.around.environment
+        state, peer = run.state, run.context.environment
         reply = await run.mutate(peer, "reset", state.row, run.mutation_of("seed"))
         answer = _parsed(ResetAnswer, reply)
         state.reset_info = answer.info
@@ -38,7 +38,7 @@ class GymnasiumLoop:
 
     async def turn(self, run: AgentRun, response: dict[str, Any]) -> None:
         """Let the environment act on the model's answer."""
-        state, peer = run.state, run.around.environment
+        state, peer = run.state, run.context.environment
         identity = run.mutation_of_turn()
         body = {**state.row, "response": response}
         if (state.reset_info or {}).get(SUPPORTS_IDEMPOTENCY) is True:

@@ -1,98 +1,42 @@
-"""One run of one rollout, cut at turn boundaries, whatever its agent does in a turn.
+"""One run of one rollout, cut at turn boundaries, the same for every style of agent.
 
     start -> (begin) -> seeded -> model call -> turn -> loop ... -> verify -> (end) -> result
 
-What `begin`, a turn and `end` are is a `Loop`: `gym.agent.tool_loop` (seed, tools in order, verify)
-or `gym.agent.gymnasium_loop` (reset, step, the sum of rewards).
+`begin`, a turn and `end` are a `Loop`'s: `gym.agent.tool_loop` (seed, tools in order, verify) or
+`gym.agent.gymnasium_loop` (reset, step, the sum of rewards).
 
 Guarantees: the run parks only where nothing is half done (the start, before each model call,
 before verify); an operation whose answer was lost is issued again with the same ids, and a
-refusal by a checkpoint is waited out, so neither is ever shown to the model; what an
-environment answers, errors too, is. Waiting counts against nothing. Nobody's hanging up ends a
-run: it is a task of its own. A server that was restarted is not waited for: the run fails.
+refusal by a checkpoint is waited out, so neither is ever shown to the model; an environment's
+answers are, errors too. Waiting counts against no limit. A run is a task of its own: it goes on
+when its caller hangs up. A server that was restarted is not waited for: the run fails.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from gym.agent.peer import Peer, Reply, refuse_another_life
+from gym.agent.context import AgentContext
 from gym.agent.state import RunState, Stage
-from gym.backoff import Backoff
-from gym.protocol import (
-    Identity,
-    ServerFault,
-    ServerUnreachable,
-    TurnpointError,
-    model_call_id,
-)
+from gym.checkpoint.phases import Phases
+from gym.peer import PASSING, Peer, Reply
+from gym.protocol import Identity, NotJoined, ServerFault, StaleInstance, model_call_id
 from gym.protocol.identity import HEADER_COMMITTED_CALL
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """What all runs of an agent server share.
-
-    Attributes:
-        model: The policy model server.
-        resources: Resource servers by name; the first is the environment: it verifies, and has
-            every tool that `tools` does not give to another.
-        tools: Tool name -> name of the resource server that has it.
-        max_steps: Most model calls of a run; None for no limit.
-    """
-
-    model: Peer
-    resources: Mapping[str, Peer]
-    tools: Mapping[str, str] = field(default_factory=dict)
-    max_steps: int | None = None
-
-    @property
-    def environment(self) -> Peer:
-        """The first resource server."""
-        return next(iter(self.resources.values()))
-
-    def without_identity(self) -> Surroundings:
-        """The same for a run that nobody could continue: it sends no identity."""
-        resources = {name: peer.without_identity() for name, peer in self.resources.items()}
-        return replace(self, model=self.model.without_identity(), resources=resources)
-
-    def peer_of(self, tool: str) -> Peer:
-        """The resource server that has a tool."""
-        name = self.tools.get(tool)
-        return self.environment if name is None else self.resources[name]
-
-
-class Gate(Protocol):
-    """The agent server's admission; `gym.checkpoint.phases` implements it."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a run may leave its boundary."""
-
-    async def wait_open(self) -> None:
-        """Return when it may."""
-
-    async def next_opening(self, timeout_s: float) -> None:
-        """Return when the server opens (again), or after `timeout_s`."""
-
-    def changed(self) -> None:
-        """A run arrived at a boundary, left one or ended."""
+from gym.retry import retry
 
 
 class Loop(Protocol):
-    """What one style of agent does between boundaries.
+    """Work of one style of agent between boundaries.
 
     One object serves all runs, so it keeps nothing of any: what a run has to remember stands in
     its `RunState`. Every call goes through `AgentRun.mutate`.
     """
 
     step: str
-    """Name of what a turn does after its model call, in blockers: `tool` or `step`."""
+    """Name of a turn's work after its model call, in blockers: `tool` or `step`."""
 
     async def begin(self, run: AgentRun) -> None:
         """Make the sessions that the run needs."""
@@ -108,37 +52,30 @@ class Loop(Protocol):
 
 
 class AgentRun:
-    """One run, and where it stands.
+    """One run, and its place.
 
     Args:
-        state: Where it begins or goes on.
+        state: Place where it begins or goes on.
         incarnation: Of the job.
-        surroundings: Servers and limits.
-        gate: Keeps it at boundaries while the agent server is closed.
-        loop: What it does between them.
+        context: Servers and limits.
+        phases: The agent server's state machine: it keeps the run at boundaries while closed.
+        loop: Its work between two boundaries.
     """
 
     def __init__(
-        self,
-        state: RunState,
-        incarnation: int,
-        surroundings: Surroundings,
-        gate: Gate,
-        loop: Loop,
+        self, state: RunState, incarnation: int, context: AgentContext, phases: Phases, loop: Loop
     ) -> None:
-        """Stand at the boundary that `state` is; nothing is called before `finish`."""
         self.state = state
-        self.around = surroundings
-        self._gate = gate
+        self.context = context
+        self._phases = phases
         self._loop = loop
         self._identity = Identity(
             incarnation=incarnation, rollout_id=state.rollout_id, attempt=state.attempt_index
         )
         self.operation: str | None = None
-        """What it is between two boundaries with: `seed`, `model_call`, the loop's `step`,
-        `verify`; None at a boundary."""
+        """`seed`, `model_call`, the loop's `step` or `verify`; None at a boundary."""
         self.since = time.monotonic()
-        """Since when, on the monotonic clock."""
+        """Time at which this operation or boundary began, on the monotonic clock."""
 
     async def finish(self) -> dict[str, Any]:
         """Run to the end; answers the rollout's result.
@@ -148,7 +85,7 @@ class AgentRun:
         """
         state, loop = self.state, self._loop
         if state.stage is Stage.START:
-            await self._boundary()
+            await self._phases.wait_open()
             with self._between("seed"):
                 await loop.begin(self)
                 state.stage = Stage.SEEDED
@@ -156,24 +93,26 @@ class AgentRun:
             response = await self._model_call()
             with self._between(loop.step):
                 state.stage = Stage.LOOP
-                self._take_over(response)
+                state.conversation.extend(response["output"])
+                state.usage = _added_usage(state.usage, response.get("usage"))
+                state.last_response = response
                 await loop.turn(self, response)
-                limit = self.around.max_steps
+                limit = self.context.max_steps
                 if limit is not None and state.steps >= limit:
                     state.stage = Stage.VERIFY
-        await self._boundary()
+        await self._phases.wait_open()
         with self._between("verify"):
             return await loop.end(self)
 
     def ended(self) -> None:
-        """Nothing more is called: stand, from now on, with what came of it."""
+        """Note that the run calls nothing more: from now on `since` is the age of its result."""
         self._stand(None)
 
-    # --- what a loop calls --------------------------------------------------------------------
+    # --- called by a loop ---------------------------------------------------------------------
 
     @property
     def call_committed(self) -> bool:
-        """Whether the last model call has a ledger row."""
+        """True if the last model call has a ledger row."""
         return self.state.last_committed_model_call_id == model_call_id(self.state.steps - 1)
 
     def mutation_of_turn(self, number: int = 0) -> Identity:
@@ -187,27 +126,16 @@ class AgentRun:
     async def mutate(self, peer: Peer, path: str, body: Any, identity: Identity) -> Reply:
         """One mutation, issued with the same request id until it is answered.
 
+        The server's receipt makes a repeat harmless.
+
         Raises:
             NotJoined, StaleInstance: The server was restarted: the job is lost.
         """
         state = self.state
         state.resource_state_revisions.setdefault(peer.name, None)
-        backoff = Backoff()
-        while True:
-            after_s = None
-            try:
-                cookies = state.resource_cookies.get(peer.name, {})
-                reply = await peer.post(path, body, identity, cookies)
-                refuse_another_life(reply.error, peer.name)
-                if (error := reply.error) is None or not error.retryable:
-                    break
-                after_s = reply.retry_after_s
-            except ServerUnreachable:
-                pass  # the server's receipt makes the repeat harmless
-            await asyncio.sleep(backoff.next_s() if after_s is None else after_s)
-        state.resource_cookies[peer.name] = (
-            state.resource_cookies.get(peer.name, {}) | reply.cookies
-        )
+        cookies = state.resource_cookies.setdefault(peer.name, {})
+        reply = await retry(lambda: _once(peer, path, body, identity, cookies), on=PASSING)
+        cookies.update(reply.cookies)
         if reply.revision is not None:
             state.resource_state_revisions[peer.name] = reply.revision
         return reply
@@ -216,26 +144,21 @@ class AgentRun:
 
     async def _model_call(self) -> dict[str, Any]:
         """The next model call, issued until it is answered; stands at the boundary in between."""
-        state, peer = self.state, self.around.model
+        state = self.state
         identity = self._identity.call(state.steps)
-        params = state.row["responses_create_params"]
-        body = params | {"input": state.conversation}
-        backoff = Backoff()
-        while True:
-            await self._boundary()
+        body = state.row["responses_create_params"] | {"input": state.conversation}
+
+        async def once() -> dict[str, Any]:
+            await self._phases.wait_open()
             with self._between("model_call"):
-                try:
-                    reply = await peer.post("v1/responses", body, identity, state.model_cookies)
-                    error: TurnpointError | None = reply.error
-                except ServerUnreachable as unreachable:
-                    error = unreachable
-                if error is None:
-                    return self._answered(reply, identity)
-                refuse_another_life(error, peer.name)
-                if not error.retryable:
-                    raise error
-            after_s = reply.retry_after_s if not isinstance(error, ServerUnreachable) else None
-            await self._gate.next_opening(backoff.next_s() if after_s is None else after_s)
+                reply = await _once(
+                    self.context.model, "v1/responses", body, identity, state.model_cookies
+                )
+                if reply.error is not None:
+                    raise reply.error
+                return self._answered(reply, identity)
+
+        return await retry(once, on=PASSING, sleep=self._phases.next_opening)
 
     def _answered(self, reply: Reply, identity: Identity) -> dict[str, Any]:
         response = reply.object()
@@ -250,18 +173,7 @@ class AgentRun:
             state.last_committed_capture_key = identity.capture_key
         return response
 
-    def _take_over(self, response: dict[str, Any]) -> None:
-        state = self.state
-        state.conversation.extend(response["output"])
-        state.usage = _added_usage(state.usage, response.get("usage"))
-        state.last_response = response
-
     # --- boundaries ---------------------------------------------------------------------------
-
-    async def _boundary(self) -> None:
-        """Stay here while the agent server is closed."""
-        while not self._gate.is_open:
-            await self._gate.wait_open()
 
     @contextmanager
     def _between(self, operation: str) -> Iterator[None]:
@@ -274,7 +186,49 @@ class AgentRun:
 
     def _stand(self, operation: str | None) -> None:
         self.operation, self.since = operation, time.monotonic()
-        self._gate.changed()
+        self._phases.changed()
+
+
+async def _once(
+    peer: Peer, path: str, body: Any, identity: Identity, cookies: Mapping[str, str]
+) -> Reply:
+    """One try of a call; raises one of `PASSING` if it is to be issued again."""
+    reply = await peer.post(path, body, identity, cookies)
+    _require_same_life(reply)
+    reply.require_final()
+    return reply
+
+
+def _require_same_life(reply: Reply) -> None:
+    """Raise if a server answers as a process that has not joined the job of the run.
+
+    The life that had joined is over, and the sessions or the ledger of every rollout with it. To
+    issue the call again would wait for ever: a server is not joined to a job that runs. So the run
+    fails with this code, by which RL knows that the job is lost (design section 4).
+
+    No run of a job that can go on meets this answer:
+
+    - A save closes servers that have joined: they answer `checkpoint_parked`.
+    - A fresh job sends its first run when all servers have joined.
+    - A restored run stands parked until its agent is resumed, the last of all: by then every
+      server has joined the new incarnation, was restored under it, and was resumed as the
+      instance that joined. Until its own resume it answers `checkpoint_parked`.
+    - A server that was restarted for a later restore may answer so to a run of the job which that
+      restore replaces: RL's actors of it were ended before, and its agent is restarted too.
+    - No snapshot has a run that failed like this: a save's calls name the instances that joined,
+      from `prepare` until all are confirmed at the cut. (Of a run that has failed otherwise a
+      restore continues nothing: it starts over.)
+
+    Raises:
+        NotJoined, StaleInstance: It does; the server is named, and the next step.
+    """
+    if isinstance(error := reply.error, NotJoined | StaleInstance):
+        raise type(error)(
+            f"{reply.server} has not joined this job: it was restarted, and what it held of the "
+            "rollouts is lost (or it is none of the job's `servers`); restore the job",
+            participant=reply.server,
+            details={"server": reply.server},
+        )
 
 
 def _added_usage(total: dict[str, Any] | None, added: Any) -> dict[str, Any] | None:

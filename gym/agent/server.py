@@ -20,12 +20,14 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_settings import NoDecode
 
+from gym.agent.context import AgentContext
 from gym.agent.part import AgentPart
-from gym.agent.peer import Peer, http_client
-from gym.agent.run import Loop, Surroundings
+from gym.agent.run import Loop
 from gym.agent.tool_loop import ToolLoop
 from gym.checkpoint.phases import Phases
 from gym.formats.json_body import json_object
+from gym.http import http_client
+from gym.peer import Peer
 from gym.protocol import (
     HEADER_LAST_MODEL_CALL_ID,
     HEADER_RESOURCE_REVISIONS,
@@ -55,7 +57,7 @@ Addresses = Annotated[dict[str, BaseUrl], NoDecode, BeforeValidator(_pairs)]
 
 
 class AgentServerSettings(ServerSettings):
-    """What an agent server is told besides."""
+    """Settings of an agent server."""
 
     model_url: BaseUrl
     """Base URL of the policy model server."""
@@ -86,45 +88,37 @@ def create_agent_app(
     """The application of one agent server.
 
     Args:
-        settings: What it is told.
-        transport: How it reaches the other servers, instead of HTTP, for tests.
-        loop: What its runs do between two boundaries; the tool-calling loop by default.
+        settings: Its settings.
+        transport: Another transport than HTTP to the other servers, for tests.
+        loop: Work of its runs between two boundaries; the tool-calling loop by default.
     """
     http = http_client(transport)
-    phases = Phases(settings.name, expect_restore=settings.expect_restore)
-    part = AgentPart(
-        phases,
-        Surroundings(
-            model=Peer(settings.model_name, settings.model_url, http),
-            resources={name: Peer(name, url, http) for name, url in settings.resource.items()},
-            tools=settings.tool,
-            max_steps=settings.max_steps,
-        ),
-        loop or ToolLoop(),
+    context = AgentContext(
+        model=Peer(settings.model_name, settings.model_url, http),
+        resources={name: Peer(name, url, http) for name, url in settings.resource.items()},
+        tools=settings.tool,
+        max_steps=settings.max_steps,
     )
+    phases = Phases(settings.name, expect_restore=settings.expect_restore)
+    part = AgentPart(phases, context, loop or ToolLoop())
     app = create_app(phases, part, settings)
-
-    async def aclose() -> None:
-        await part.aclose()
-        await http.aclose()
-
-    close_with(app, aclose)
+    close_with(app, http.aclose)
+    close_with(app, part.aclose)
 
     @app.post("/run")
     async def run(request: Request) -> Response:
         identity = await caller_of(phases, request, "run")
         row = await json_object(request)
         if identity is None:
-            return JSONResponse(await while_connected(request, part.run_unidentified(row)))
-        outcome = await part.accept(identity, row).answer()
+            return JSONResponse(await while_connected(request, part.run_anonymous(row)))
+        outcome = await part.run(identity, row)
         headers = {
             HEADER_RESULT_DIGEST: outcome.digest,
             HEADER_RESOURCE_REVISIONS: canonical_json(outcome.resource_revisions).decode(),
         }
         if outcome.last_model_call_id is not None:
             headers[HEADER_LAST_MODEL_CALL_ID] = outcome.last_model_call_id
-        body = canonical_json(outcome.result)  # the digest is of these bytes
-        return Response(body, media_type="application/json", headers=headers)
+        return Response(outcome.body, headers=headers, media_type="application/json")
 
     return app
 

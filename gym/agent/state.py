@@ -1,8 +1,8 @@
-"""What an agent server holds of one run, and the two files it is saved in.
+"""State of one run of an agent server, and the two files that runs are saved in.
 
-Guarantees: what is read back equals what was written, key order included: chat templates print
-tool schemas and arguments in the order they came, so a sorted copy would change the prompt.
-`continuations.jsonl` has exactly the design's fields, one line for each line of
+Guarantees: a state that is read back equals the one that was written, key order included: chat
+templates print tool schemas and arguments in the order they came, so a sorted copy would change
+the prompt. `continuations.jsonl` has exactly the design's fields, one line for each line of
 `agent_state.jsonl`, in the same order.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +22,10 @@ from gym.protocol import (
     SCHEMA_VERSION,
     UNCERTAIN_REVISION,
     Continuation,
+    Counts,
     DigestMismatch,
+    Holdings,
+    InvalidRequest,
     UnsupportedSchema,
     capture_key,
 )
@@ -33,10 +37,10 @@ JsonObject = dict[str, Any]
 
 
 class Stage(StrEnum):
-    """How far a run is (design section 6, what each kind saves)."""
+    """Stages of a run (design section 6, what each kind saves)."""
 
     START = "start"
-    """Nothing called yet."""
+    """No server was called yet."""
     SEEDED = "seeded"
     """The sessions exist; no model call was answered."""
     LOOP = "loop"
@@ -45,7 +49,7 @@ class Stage(StrEnum):
 
 
 class RunState(BaseModel):
-    """One run between two operations. Mutable: the loop that owns it moves it on.
+    """One run between two operations. Mutable: its `AgentRun` and `Loop` change it.
 
     Items of the conversation are never changed once appended, so a shallow copy with copied
     containers is a frozen copy.
@@ -62,7 +66,7 @@ class RunState(BaseModel):
     conversation: list[Any]
     """Input items of the row, then everything the model and the tools added."""
     prompt_items: int = Field(ge=0)
-    """How many items of the conversation came with the row."""
+    """Number of items of the conversation that came with the row."""
     usage: JsonObject | None = None
     """Sum over all model calls."""
     model_cookies: dict[str, str] = {}
@@ -91,14 +95,15 @@ class RunState(BaseModel):
         """The state of a run that has called nothing yet.
 
         Raises:
-            ValueError: The row has no `responses_create_params` with an input.
+            InvalidRequest: The row has no `responses_create_params` with an input.
         """
         params = row.get("responses_create_params")
         given = params.get("input") if isinstance(params, dict) else None
         if isinstance(given, str):
             given = [{"role": "user", "content": given}]
         if not isinstance(given, list):
-            raise ValueError("responses_create_params.input")
+            field = "responses_create_params.input"
+            raise InvalidRequest(f"does not parse: {field}", details={"fields": [field]})
         return cls(
             rollout_id=rollout_id,
             attempt_index=attempt,
@@ -106,6 +111,10 @@ class RunState(BaseModel):
             conversation=list(given),
             prompt_items=len(given),
         )
+
+    def who(self) -> JsonObject:
+        """Rollout and run, for logs and the details of errors."""
+        return {"rollout_id": self.rollout_id, "attempt": self.attempt_index}
 
     def frozen(self) -> RunState:
         """A copy that the run does not change any more."""
@@ -128,7 +137,7 @@ class RunState(BaseModel):
         """The line that says where the rollout goes on, and what that depends on."""
         revisions = self.resource_state_revisions
         if self.failure is not None:
-            # Nobody knows what the failed operation did: no session may be continued.
+            # The effect of the failed operation is unknown: no session may be continued.
             revisions = dict.fromkeys(revisions, UNCERTAIN_REVISION)
         return Continuation(
             rollout_id=self.rollout_id,
@@ -137,6 +146,21 @@ class RunState(BaseModel):
             or capture_key(self.rollout_id, self.attempt_index),
             last_committed_model_call_id=self.last_committed_model_call_id,
             resource_state_revisions=dict(revisions),
+        )
+
+
+@dataclass(frozen=True)
+class AgentExport:
+    """The runs as they stood when the commit began."""
+
+    states: list[RunState]
+    counts: Counts
+
+    def write(self, writer: PartWriter) -> Holdings:
+        """Write state and continuation index."""
+        write_states(writer, self.states)
+        return Holdings(
+            counts=self.counts, continuations=[state.continuation() for state in self.states]
         )
 
 

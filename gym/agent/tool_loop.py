@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym.agent.peer import is_environment_error
 from gym.agent.run import AgentRun
 from gym.agent.state import Stage
 from gym.formats.tool_calls import BadToolCall, tool_arguments, tool_name
-from gym.protocol import ServerFault
+from gym.protocol import InvalidRequest, ServerFault
 
 
 class ToolLoop:
@@ -22,7 +21,7 @@ class ToolLoop:
 
     async def begin(self, run: AgentRun) -> None:
         """Seed a session on every resource server."""
-        for peer in run.around.resources.values():
+        for peer in run.context.resources.values():
             reply = await run.mutate(peer, "seed_session", run.state.row, run.mutation_of("seed"))
             if reply.error is not None:
                 raise reply.error
@@ -47,7 +46,7 @@ class ToolLoop:
 
     async def end(self, run: AgentRun) -> dict[str, Any]:
         """What the environment's verify answers."""
-        state, peer = run.state, run.around.environment
+        state, peer = run.state, run.context.environment
         added = state.conversation[state.prompt_items :]
         response = {**(state.last_response or {}), "output": added, "usage": state.usage}
         body = {**state.row, "response": response}
@@ -69,8 +68,9 @@ class ToolLoop:
         except BadToolCall as bad:
             return bad.output
         identity = run.mutation_of_turn(number)
-        reply = await run.mutate(run.around.peer_of(name), name, arguments, identity)
-        if (error := reply.error) is not None and not is_environment_error(error):
+        reply = await run.mutate(run.context.peer_of(name), name, arguments, identity)
+        # NeMo Gym shows to the model every untyped answer, and arguments that the tool refuses.
+        if (error := reply.error) is not None and not isinstance(error, InvalidRequest):
             raise error
         return reply.text
 

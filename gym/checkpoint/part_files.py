@@ -10,10 +10,19 @@ from typing import IO, Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import ValidationError
 
 from gym.checkpoint.folder import CheckpointFolder
 from gym.durable import DurableFile, durable_file
-from gym.protocol import INNER_FILES_FOLDER, Wire, WrittenFile, canonical_json
+from gym.protocol import (
+    INNER_FILES_FOLDER,
+    Continuation,
+    DigestMismatch,
+    UnsupportedSchema,
+    Wire,
+    WrittenFile,
+    canonical_json,
+)
 
 
 class WriterStopped(Exception):
@@ -96,3 +105,28 @@ class PartWriter:
         )
         self.files.append(written)
         return written
+
+
+def read_continuations(path: Path) -> list[Continuation]:
+    """Read an agent's `continuations.jsonl`.
+
+    Raises:
+        UnsupportedSchema: A line that is not exactly a continuation.
+    """
+    lines = path.read_bytes().splitlines()
+    try:
+        return [Continuation.model_validate_json(line) for line in lines]
+    except ValidationError:
+        raise UnsupportedSchema(f"{path.name} holds a line that does not parse") from None
+
+
+def file_named(folder: Path, files: Iterable[WrittenFile], name: str) -> Path:
+    """Path of the file called `name` among a server's files.
+
+    Raises:
+        DigestMismatch: It is not among them, or more than once.
+    """
+    found = [file for file in files if file.path.rpartition("/")[2] == name]
+    if len(found) != 1:
+        raise DigestMismatch(f"{name} is not among the files of this server exactly once")
+    return folder / found[0].path

@@ -16,7 +16,6 @@ import asyncio
 import hashlib
 import json
 import math
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -32,14 +31,21 @@ from gym.environments.gymnasium_episode import (
     import_episode,
     make,
 )
-from gym.formats.gymnasium import ResetAnswer, StepAnswer, StepInfo, ToolOutput
 from gym.protocol import Mode
-from gym.resource.gymnasium_server import GymnasiumServer, create_gymnasium_app
-from gym.resource.server import Refused, inner_identity, parsed
-from gym.resource.session import RefusedAs, Session
+from gym.resource import (
+    GymnasiumEnvironment,
+    Refused,
+    ResetAnswer,
+    ServerSettings,
+    Session,
+    StepAnswer,
+    StepInfo,
+    ToolOutput,
+    inner_identity,
+    parse,
+    serve_environment,
+)
 from gym.server.answers import invalid_request
-from gym.server.serve import serve
-from gym.server.settings import ServerSettings, settings_from_command_line
 
 DEFAULT_ENVIRONMENTS = ("Blackjack-v1", "CliffWalking-v1", "FrozenLake-v1", "Taxi-v4")
 
@@ -50,7 +56,7 @@ def _listed(value: object) -> object:
 
 
 class GymnasiumServerSettings(ServerSettings):
-    """What the server is told besides."""
+    """Settings of the server."""
 
     environments: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_listed)] = Field(
         default=DEFAULT_ENVIRONMENTS, min_length=1
@@ -69,18 +75,17 @@ class _Row(BaseModel):
     seed: Annotated[int, Field(ge=0, strict=True)] | None = None
 
 
-class Gymnasium(GymnasiumServer[Episode]):
+class Gymnasium(GymnasiumEnvironment[Episode]):
     """Episodes of the package `gymnasium`.
 
-    Args:
-        environments: Ids of those that rows may name.
+    Each environment of the settings is made once, which tells whether it can be saved.
 
     Raises:
         gymnasium.error.Error: One of them does not exist, or cannot be made.
     """
 
-    def __init__(self, environments: Sequence[str] = DEFAULT_ENVIRONMENTS) -> None:
-        """Make each once, to know that it can be made and whether it can be saved."""
+    def __init__(self, settings: GymnasiumServerSettings) -> None:
+        environments = settings.environments
         self._first = environments[0]
         self._playable = frozenset(environments)
         savable = [can_be_saved(name) for name in environments]
@@ -93,10 +98,10 @@ class Gymnasium(GymnasiumServer[Episode]):
 
     async def reset(self, session: Session[Episode], row: dict[str, Any]) -> ResetAnswer:
         """Make the row's environment and reset it."""
-        wanted = parsed(_Row, row)
+        wanted = parse(_Row, row)
         name = wanted.environment or self._first
         if name not in self._playable:
-            raise RefusedAs(invalid_request([{"loc": ("environment",)}]))
+            raise Refused.with_error(invalid_request([{"loc": ("environment",)}]))
         identity = inner_identity()
         chance = identity.rollout_id if identity is not None else session.id
         seed = _seed_of(chance) if wanted.seed is None else wanted.seed
@@ -104,7 +109,7 @@ class Gymnasium(GymnasiumServer[Episode]):
             episode = await asyncio.to_thread(make, name, wanted.environment_options)
         except ValidationError as error:
             fields = [("environment_options", *item["loc"]) for item in error.errors()]
-            raise RefusedAs(invalid_request([{"loc": loc} for loc in fields])) from None
+            raise Refused.with_error(invalid_request([{"loc": loc} for loc in fields])) from None
         observation, info = await asyncio.to_thread(episode.environment.reset, seed=seed)
         session.state = episode
         return ResetAnswer(
@@ -116,7 +121,6 @@ class Gymnasium(GymnasiumServer[Episode]):
     ) -> StepAnswer:
         """Play the action that the model named; an answer without one changes nothing."""
         episode = session.state
-        assert episode is not None  # seeded: the server refuses calls of a session that is not
         if episode.over:
             raise Refused("the episode is over", status=409)
         wish = wish_of(response)
@@ -183,11 +187,5 @@ def _json(info: Any) -> Any:
     return info if isinstance(info, bool | int | str) else None
 
 
-def main() -> None:
-    """Serve until stopped."""
-    settings = settings_from_command_line(GymnasiumServerSettings)
-    serve(create_gymnasium_app(Gymnasium(settings.environments), settings), settings)
-
-
 if __name__ == "__main__":
-    main()
+    serve_environment(Gymnasium, GymnasiumServerSettings)

@@ -15,13 +15,10 @@ from pydantic import ValidationError
 
 from gym.protocol import (
     SCHEMA_VERSION,
-    Continuation,
-    DigestMismatch,
     LedgerRow,
     StagingCoordinates,
     StorageReference,
     UnsupportedSchema,
-    WrittenFile,
 )
 
 LEDGER_FILE = "ledger.parquet"
@@ -100,31 +97,6 @@ def read_index(path: Path) -> list[StorageReference]:
         return [StorageReference.model_validate(row) for row in _read(path, _INDEX_SCHEMA)]
     except ValidationError:
         raise UnsupportedSchema(f"{path.name} holds a row that does not parse") from None
-
-
-def read_continuations(path: Path) -> list[Continuation]:
-    """Read an agent's `continuations.jsonl`.
-
-    Raises:
-        UnsupportedSchema: A line that is not exactly a continuation.
-    """
-    lines = path.read_bytes().splitlines()
-    try:
-        return [Continuation.model_validate_json(line) for line in lines]
-    except ValidationError:
-        raise UnsupportedSchema(f"{path.name} holds a line that does not parse") from None
-
-
-def file_named(folder: Path, files: Iterable[WrittenFile], name: str) -> Path:
-    """Path of the file called `name` among a server's files.
-
-    Raises:
-        DigestMismatch: It is not among them, or more than once.
-    """
-    found = [file for file in files if file.path.rpartition("/")[2] == name]
-    if len(found) != 1:
-        raise DigestMismatch(f"{name} is not among the files of this server exactly once")
-    return folder / found[0].path
 
 
 def _read(path: Path, schema: pa.Schema) -> list[dict[str, object]]:

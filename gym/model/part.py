@@ -14,17 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from gym.checkpoint.fences import Fences
-from gym.checkpoint.part_files import PartWriter
+from gym.checkpoint.part_files import PartWriter, file_named, read_continuations
 from gym.checkpoint.phases import Phases
 from gym.model.generation_client import Completion, GenerationEndpoint
 from gym.model.ledger import Ledger, Rows, reachable, references
 from gym.model.ledger_files import (
     INDEX_FILE,
     LEDGER_FILE,
-    file_named,
     index_table,
     ledger_table,
-    read_continuations,
     read_index,
     read_ledger,
 )

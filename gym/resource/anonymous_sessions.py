@@ -1,7 +1,7 @@
 """Sessions of callers without identity: known by their cookie alone, as in NeMo Gym.
 
 Guarantees: they are never exported and stand in no inventory; the newest are kept, without
-receipts, so memory stays bounded; one that is not there is an error, never a fresh one. Not
+receipts, so memory stays bounded; a cookie of none of them is an error, never a fresh session. Not
 guaranteed: exactly once. Such a call has no request id, so the same call again is another mutation.
 """
 
@@ -16,24 +16,27 @@ from gym.protocol import Identity, IdentityMismatch, SessionLost
 from gym.resource.session import Mutation, Session
 
 MOST = 1_024
-"""Nobody says when such a session is over; beyond so many the one unused for longest goes."""
-_NAME = "unidentified"
+"""These sessions have no end event; beyond this many the least recently used is evicted."""
+_NAME = "anonymous"
 
 
-class UnidentifiedSessions:
-    """The newest sessions that were made without identity, by session id."""
+class AnonymousSessions:
+    """The newest sessions that were made without identity, by session id.
+
+    Args:
+        most: Number of sessions that are kept.
+    """
 
     def __init__(self, most: int = MOST) -> None:
-        """Keep `most` of them."""
         self._most = most
         self._sessions: OrderedDict[str, Session[Any]] = OrderedDict()
 
     def __contains__(self, cookie: object) -> bool:
-        """Whether a cookie names one of them."""
+        """True if a cookie names one of them."""
         return cookie in self._sessions
 
     def begin(self, *, seeded: bool) -> Session[Any]:
-        """A new one."""
+        """A new session."""
         session: Session[Any] = Session(_NAME, 0)
         session.seeded = seeded
         self._sessions[session.id] = session
@@ -66,7 +69,7 @@ class UnidentifiedSessions:
 
 
 def unrepeatable(incarnation: int, where: str, body_sha256: str) -> Mutation:
-    """A mutation that nobody can ask for again."""
+    """A mutation with a request id of its own, which no caller knows."""
     identity = Identity(
         incarnation=incarnation, rollout_id=_NAME, attempt=0, request_id=f"{_NAME}/{uuid4().hex}"
     )

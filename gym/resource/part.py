@@ -8,24 +8,16 @@ step) and refused from `prepared` on.
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
-from base64 import b64decode, b64encode
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from pydantic import ValidationError
+from typing import Any
 
 from gym.checkpoint.fences import Fences
-from gym.checkpoint.part_files import PartWriter
 from gym.checkpoint.phases import Phases
-from gym.logs import log_fault
 from gym.protocol import (
     Blocker,
     CommitRequest,
     Counts,
-    ExportFailed,
     Holdings,
     Identity,
     IdentityMismatch,
@@ -35,18 +27,12 @@ from gym.protocol import (
     RequestConflict,
     Role,
     SessionLost,
-    UnsupportedSchema,
     WrittenFile,
 )
-from gym.resource.anonymous_sessions import UnidentifiedSessions, unrepeatable
-from gym.resource.session import Mutation, Receipt, RefusedAs, Result, SavedSession, Session
-
-if TYPE_CHECKING:
-    from gym.resource.server import Environment
-
-SESSIONS_FILE = "sessions.jsonl"
-_LOOK_AT_STOP_S = 0.2
-"""How long the export of one session goes on before a stopped writer notices."""
+from gym.resource.anonymous_sessions import AnonymousSessions, unrepeatable
+from gym.resource.environment import BaseEnvironment
+from gym.resource.session import Mutation, Receipt, Refused, Result, SavedSession, Session
+from gym.resource.sessions_file import SessionsExport, read_sessions
 
 Handler = Callable[[Session[Any]], Awaitable[Result]]
 
@@ -62,14 +48,14 @@ class ResourcePart:
     kind = Kind.RESOURCE
     role: Role | None = None
 
-    def __init__(self, phases: Phases, environment: Environment[Any]) -> None:
+    def __init__(self, phases: Phases, environment: BaseEnvironment[Any]) -> None:
         self._phases = phases
         self._environment = environment
         self.mode = environment.mode
         self._keeps_sessions = self.mode is not Mode.STATELESS
         """A stateless server's session of another life is as good as one of this."""
         self._sessions: dict[str, Session[Any]] = {}
-        self._unidentified = UnidentifiedSessions()
+        self._anonymous = AnonymousSessions()
         self._fences = Fences()
 
     # --- calls --------------------------------------------------------------------------------
@@ -80,16 +66,16 @@ class ResourcePart:
         """Apply one mutation exactly once.
 
         Args:
-            mutation: Whose call it is and what it asks; `seed` begins the session.
+            mutation: The caller and the digest of what it asks; `seed` begins the session.
             handler: The author's code for it.
             cookie: Session id of the call's cookie, if it has one.
 
         Returns:
-            The session after the call, and what is to be answered.
+            The session after the call, and its answer.
 
         Raises:
             StaleAttempt: A newer run of this rollout has been seen.
-            CheckpointParked: The server is closed; come back later.
+            CheckpointParked: The server is closed; the call is to be issued again later.
             SessionLost: This process knows no session of this run, or the cookie names another.
             RequestConflict: The request id came with another body.
             SessionUncertain: An earlier mutation ended in an unknown state.
@@ -102,15 +88,15 @@ class ResourcePart:
             self._end(identity.rollout_id)
         session = self._session(mutation)
         if cookie not in (None, session.id) and mutation.where != "seed" and self._keeps_sessions:
-            if cookie in self._unidentified:
+            if cookie in self._anonymous:
                 raise IdentityMismatch("the session was made without identity")
             raise SessionLost("the cookie names another session than this run's")
         return session, await self._apply(session, mutation, handler, identity)
 
-    async def mutate_unidentified(
+    async def mutate_anonymous(
         self, where: str, body_sha256: str, handler: Handler, *, cookie: str | None
     ) -> tuple[Session[Any], Receipt]:
-        """Apply one mutation of a caller without identity, which was held until now.
+        """Apply one mutation of a caller without identity, which has waited until now.
 
         Raises:
             IdentityMismatch: The cookie names a rollout's session.
@@ -118,30 +104,32 @@ class ResourcePart:
             SessionUncertain: An earlier mutation ended in an unknown state.
         """
         incarnation = self._phases.incarnation
-        assert incarnation is not None  # it was held until the server was open
-        known = self._unidentified
+        assert incarnation is not None  # the call has waited until the server was open
+        known = self._anonymous
         if where == "seed" or (cookie not in known and not self._keeps_sessions):
             session = known.begin(seeded=where != "seed")
         else:
             session = known.of(cookie, {one.id for one in self._sessions.values()})
-        asked = unrepeatable(incarnation, where, body_sha256)
-        receipt = await self._apply(session, asked, handler, None)
-        session.forget(asked)
+        mutation = unrepeatable(incarnation, where, body_sha256)
+        receipt = await self._apply(session, mutation, handler, None)
+        session.forget(mutation.request_id)
         return session, receipt
 
     async def _apply(
-        self, session: Session[Any], asked: Mutation, handler: Handler, identity: Identity | None
+        self, session: Session[Any], mutation: Mutation, handler: Handler, caller: Identity | None
     ) -> Receipt:
-        async def seeded() -> Result:
+        async def on_session() -> Result:
             # Asked when it is this mutation's turn: the seed may still be running before it.
-            if asked.where != "seed" and not session.seeded:
-                raise RefusedAs(SessionLost("the session of this run was not seeded"))
-            return await handler(session)
+            if mutation.where != "seed" and not session.seeded:
+                raise Refused.with_error(SessionLost("the session of this run was not seeded"))
+            result = await handler(session)
+            session.seeded = True
+            return result
 
         return await session.apply(
-            asked,
-            seeded,
-            in_flight=self._phases.calls.count(identity, asked.where),
+            mutation,
+            on_session,
+            in_flight=self._phases.calls.count(caller, mutation.where),
             errors_free_of_effect=self._environment.errors_free_of_effect,
         )
 
@@ -161,55 +149,27 @@ class ResourcePart:
         return session
 
     def _end(self, rollout_id: str) -> None:
-        session = self._sessions.pop(rollout_id, None)
-        if session is not None:
-            # A mutation that runs goes on to its end, on a session that nobody sees any more.
+        if (session := self._sessions.pop(rollout_id, None)) is not None:
+            # A mutation that runs goes on to its end, on a session that no call finds any more.
             session.ended = True
 
-    # --- the part -----------------------------------------------------------------------------
+    # --- the part (`gym.checkpoint.part.Part`) ------------------------------------------------
 
     def counts(self) -> Counts:
-        """How many sessions there are."""
+        """Number of sessions."""
         return Counts(sessions=len(self._sessions))
 
     def blockers(self) -> list[Blocker]:
         """None of its own: mutations are calls in flight."""
         return []
 
-    def export(self, request: CommitRequest) -> _SessionsExport:
+    def export(self, request: CommitRequest) -> SessionsExport:
         """The sessions there are; each one's state is taken while it is written."""
-        return _SessionsExport(self._environment, list(self._sessions.values()))
+        return SessionsExport(self._environment, list(self._sessions.values()))
 
     def read(self, folder: Path, files: list[WrittenFile]) -> list[tuple[SavedSession, Any]]:
-        """Parse all sessions and import their states. In a thread, without effect here.
-
-        Raises:
-            UnsupportedSchema: A file, or a state in it, cannot be read; it is named.
-        """
-        found: list[tuple[SavedSession, Any]] = []
-        for file in files:
-            if self.mode is not Mode.EXPORT_RESTORE or not file.path.endswith("/" + SESSIONS_FILE):
-                raise _unreadable(file, "no such file is expected")
-            with (folder / file.path).open("rb") as lines:
-                for number, line in enumerate(lines, start=1):
-                    found.append(self._imported(file, number, line))
-        if len({saved.rollout_id for saved, _ in found}) != len(found):
-            raise _unreadable(files[0], "a rollout occurs twice")
-        return found
-
-    def _imported(self, file: WrittenFile, number: int, line: bytes) -> tuple[SavedSession, Any]:
-        try:
-            saved = SavedSession.model_validate_json(line)
-        except ValidationError as error:
-            fields = sorted({".".join(str(p) for p in item["loc"]) for item in error.errors()})
-            raise _unreadable(file, f"line {number}: {', '.join(fields)}") from None
-        try:
-            state = self._environment.import_state(b64decode(saved.state, validate=True))
-        except Exception as error:  # the author's code: any of its errors means the same
-            raise _unreadable(
-                file, f"line {number}: import_state raised {type(error).__name__}"
-            ) from None
-        return saved, state
+        """The saved sessions with their states; raises like `read_sessions`."""
+        return read_sessions(self._environment, folder, files)
 
     def install(self, loaded: list[tuple[SavedSession, Any]]) -> Holdings:
         """Take the sessions over as runs n+1."""
@@ -231,7 +191,7 @@ class ResourcePart:
     def drop(self) -> None:
         """Drop all sessions and fences."""
         self._sessions = {}
-        self._unidentified.clear()
+        self._anonymous.clear()
         self._fences.clear()
 
     def discard(self, rollout_ids: Collection[str]) -> None:
@@ -243,74 +203,3 @@ class ResourcePart:
         """Drop sessions, receipts and fences of finished rollouts."""
         self.discard(rollout_ids)
         self._fences.forget(rollout_ids)
-
-
-class _SessionsExport:
-    """Writes `sessions.jsonl`; made on the event loop, which stays the owner of the sessions."""
-
-    def __init__(self, environment: Environment[Any], sessions: list[Session[Any]]) -> None:
-        keeps_state = environment.mode is Mode.EXPORT_RESTORE
-        listed = [s for s in sessions if s.seeded or s.uncertain] if keeps_state else []
-        self._holdings = Holdings(
-            counts=Counts(sessions=len(sessions)), sessions=[session.entry for session in listed]
-        )
-        self._keeps_state = keeps_state
-        self._environment = environment
-        self._exported = [session for session in listed if not session.uncertain]
-        self._loop = asyncio.get_running_loop()
-
-    def write(self, writer: PartWriter) -> Holdings:
-        """Write one line for each certain session; a server without export writes nothing."""
-        if self._keeps_state:
-            writer.jsonl(SESSIONS_FILE, self._saved(writer))
-        return self._holdings
-
-    def _saved(self, writer: PartWriter) -> Iterator[SavedSession]:
-        for session in self._exported:
-            taking = asyncio.run_coroutine_threadsafe(self._take(session), self._loop)
-            while not concurrent.futures.wait([taking], timeout=_LOOK_AT_STOP_S).done:
-                try:
-                    writer.raise_if_stopped()
-                except BaseException:
-                    taking.cancel()
-                    raise
-            yield taking.result()
-
-    async def _take(self, session: Session[Any]) -> SavedSession:
-        """One session as it is between two mutations.
-
-        Its lock is held meanwhile: `resume` opens at once, and a step that then comes waits for
-        the export of this one session at most.
-        """
-        async with session.lock:
-            state = await asyncio.to_thread(self._state_of, session)
-            return SavedSession(
-                rollout_id=session.rollout_id,
-                attempt_index=session.attempt,
-                session_id=session.id,
-                revision=session.revision,
-                state=b64encode(state).decode(),
-                receipts=session.receipts,
-            )
-
-    def _state_of(self, session: Session[Any]) -> bytes:
-        try:
-            state = self._environment.export_state(session.state)
-        except Exception as error:  # the author's code: its text may hold anything
-            log_fault(error, "export_state")
-            raise _not_exported(session.rollout_id, f"raised {type(error).__name__}") from error
-        if not isinstance(state, bytes):
-            raise _not_exported(session.rollout_id, f"answered {type(state).__name__}, not bytes")
-        return state
-
-
-def _not_exported(rollout_id: str, why: str) -> ExportFailed:
-    return ExportFailed(
-        f"export_state {why} for rollout {rollout_id}; mend it and restart the job, or leave "
-        "`export_state` and `import_state` out: the server is `restart_only` then",
-        details={"rollout_id": rollout_id},
-    )
-
-
-def _unreadable(file: WrittenFile, why: str) -> UnsupportedSchema:
-    return UnsupportedSchema(f"{file.path}: {why}", details={"file": file.path})

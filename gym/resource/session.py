@@ -3,8 +3,8 @@
 Guarantees: one mutation at a time; once begun it runs to its end even if the caller leaves;
 the revision rises by one only on success; the same request id again gets the same answer,
 errors too, and has no second effect; with another body it is refused. A handler that raises
-leaves the session uncertain, unless its errors are declared free of effect: then nothing
-mutates it any more.
+leaves the session uncertain, unless its errors are declared free of effect: an uncertain session
+refuses every further mutation.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar, cast
 from uuid import uuid4
 
 from pydantic import BaseModel, Field
@@ -25,7 +25,6 @@ from gym.protocol import (
     SCHEMA_VERSION,
     UNCERTAIN_REVISION,
     Identity,
-    RequestConflict,
     SessionEntry,
     SessionUncertain,
     StaleAttempt,
@@ -34,6 +33,7 @@ from gym.protocol import (
 )
 from gym.protocol.identity import RolloutId
 from gym.protocol.records import Sha256
+from gym.single_flight import SingleFlight
 
 log = logging.getLogger("turnpoint.gym")
 S = TypeVar("S")
@@ -44,28 +44,25 @@ class Refused(Exception):
     """Raised by a handler that refuses a call and vouches that nothing took effect.
 
     Args:
-        detail: What the caller (in the end: the model) is told.
+        detail: Reason, as the caller (in the end: the model) is told it.
         status: HTTP status of the answer.
     """
 
     def __init__(self, detail: str, *, status: int = 400) -> None:
-        """Keep what is answered."""
         super().__init__(f"refused with status {status}")
-        self.detail = detail
         self.status = status
+        self.body: dict[str, Any] = {"detail": detail}
 
-
-class RefusedAs(Exception):
-    """A typed refusal from inside a mutation, before the author's code changed anything."""
-
-    def __init__(self, error: TurnpointError) -> None:
-        """Keep what is answered."""
-        super().__init__(error.message)
-        self.error = error
+    @classmethod
+    def with_error(cls, error: TurnpointError) -> Refused:
+        """The same, answered as a typed error of this protocol."""
+        refused = cls(error.message, status=error.status)
+        refused.body = error.body()
+        return refused
 
 
 class Receipt(Wire):
-    """What a mutation was asked and answered."""
+    """Question and answer of a mutation."""
 
     request_id: str
     body_sha256: Sha256
@@ -83,7 +80,7 @@ class SavedSession(Wire):
     session_id: str
     revision: Annotated[int, Field(ge=0)]
     state: str
-    """What the author's `export_state` answered, in base64."""
+    """The author's `export_state`, in base64."""
     receipts: list[Receipt]
 
 
@@ -93,7 +90,7 @@ class Mutation:
 
     identity: Identity
     where: str
-    """`seed`, `tool` or `verify`."""
+    """`seed`, `tool`, `step` or `verify`."""
     body_sha256: str
     """Digest of route and body."""
 
@@ -105,23 +102,22 @@ class Mutation:
 
 
 class Session(Generic[S]):
-    """State of one rollout's run on this server."""
+    """State of one rollout's run on this server; a new one is unseeded, at revision 0."""
 
     def __init__(self, rollout_id: str, attempt: int, *, session_id: str | None = None) -> None:
-        """Start unseeded, at revision 0."""
         self.rollout_id = rollout_id
         self.attempt = attempt
         self.id = session_id or uuid4().hex
-        self.state: S | None = None
+        self.state: S = cast(S, None)
+        """Assigned by the seed. Other handlers are called on seeded sessions alone."""
         self.seeded = False
         self.revision = 0
         self.uncertain = False
         self.ended = False
         """A newer run has taken over, or the rollout is forgotten."""
         self.lock = asyncio.Lock()
-        """Held by the mutation that runs, and while the state is exported."""
-        self._receipts: dict[str, Receipt] = {}
-        self._running: dict[str, tuple[Mutation, asyncio.Task[Receipt]]] = {}
+        """Locked while a mutation runs, and while the state is exported."""
+        self._mutations: SingleFlight[str] = SingleFlight("this request id")
 
     @property
     def entry(self) -> SessionEntry:
@@ -134,20 +130,21 @@ class Session(Generic[S]):
     @property
     def receipts(self) -> list[Receipt]:
         """Receipts of all mutations that have ended, oldest first."""
-        return list(self._receipts.values())
+        return self._mutations.answers
 
     def knows(self, mutation: Mutation) -> bool:
-        """Whether this request id has ended or runs."""
-        return mutation.request_id in self._receipts or mutation.request_id in self._running
+        """True if this request id has ended or runs."""
+        return mutation.request_id in self._mutations
 
-    def forget(self, mutation: Mutation) -> None:
-        """Drop the receipt of a mutation that nobody can ask for again."""
-        self._receipts.pop(mutation.request_id, None)
+    def forget(self, request_id: str) -> None:
+        """Drop the receipt of a mutation that is never asked for again."""
+        self._mutations.forget(request_id)
 
     def restore(self, saved: SavedSession, state: S) -> None:
         """Take over a saved session's state, revision and receipts."""
         self.state, self.seeded, self.revision = state, True, saved.revision
-        self._receipts = {receipt.request_id: receipt for receipt in saved.receipts}
+        for receipt in saved.receipts:
+            self._record(receipt)
 
     async def apply(
         self,
@@ -160,73 +157,60 @@ class Session(Generic[S]):
         """Apply a mutation once, or answer what it was answered before.
 
         Args:
-            mutation: Whose call it is, and the digest of what it asks.
+            mutation: The caller, and the digest of what it asks.
             handler: Does it; runs in a task of its own, alone on this session.
             in_flight: Entered at once if the mutation is new, left when it has ended.
-            errors_free_of_effect: Whether an error of the handler leaves the session as it was.
+            errors_free_of_effect: True if an error of the handler leaves the session as it was.
 
         Raises:
             RequestConflict: The request id came with another body before.
             SessionUncertain: An earlier mutation ended in an unknown state.
         """
-        if (known := self._receipts.get(mutation.request_id)) is not None:
-            _refuse_other(known.body_sha256, mutation)
-            return known
-        if (running := self._running.get(mutation.request_id)) is not None:
-            _refuse_other(running[0].body_sha256, mutation)
-            return await asyncio.shield(running[1])
-        self._refuse_uncertain()
-        in_flight.__enter__()
-        task = asyncio.ensure_future(
-            self._run(mutation, handler, errors_free_of_effect=errors_free_of_effect)
+        if self.uncertain and not self.knows(mutation):
+            raise _uncertain()
+        return await self._mutations.run(
+            mutation.request_id,
+            mutation.body_sha256,
+            lambda: self._run(mutation, handler, errors_free_of_effect),
+            during=in_flight,
         )
-        task.add_done_callback(lambda _: in_flight.__exit__(None, None, None))
-        self._running[mutation.request_id] = (mutation, task)
-        return await asyncio.shield(task)
 
     async def _run(
         self,
         mutation: Mutation,
         handler: Callable[[], Awaitable[Result]],
-        *,
         errors_free_of_effect: bool,
     ) -> Receipt:
-        try:
-            async with self.lock:
-                status, answer = await self._answer(
-                    mutation, handler, errors_free_of_effect=errors_free_of_effect
-                )
+        async with self.lock:
+            status, answer = await self._answer(mutation, handler, errors_free_of_effect)
             receipt = Receipt(
                 request_id=mutation.request_id,
                 body_sha256=mutation.body_sha256,
                 status=status,
                 answer=answer,
             )
-            self._receipts[mutation.request_id] = receipt
+            # Under the lock: an export finds state, revision and receipt together.
+            self._record(receipt)
             return receipt
-        finally:
-            del self._running[mutation.request_id]
+
+    def _record(self, receipt: Receipt) -> None:
+        self._mutations.put(receipt.request_id, receipt.body_sha256, receipt)
 
     async def _answer(
         self,
         mutation: Mutation,
         handler: Callable[[], Awaitable[Result]],
-        *,
         errors_free_of_effect: bool,
     ) -> tuple[int, str]:
         """Run the handler; status and JSON text of its answer."""
         try:
             if self.ended:
-                raise StaleAttempt("a newer run of this rollout exists")
-            self._refuse_uncertain()
-        except TurnpointError as error:
-            return error.status, _text(error.body())
-        try:
+                raise Refused.with_error(StaleAttempt("a newer run of this rollout exists"))
+            if self.uncertain:
+                raise Refused.with_error(_uncertain())
             answer = _text(await handler())
-        except Refused as refusal:
-            return refusal.status, _text({"detail": refusal.detail})
-        except RefusedAs as refusal:
-            return refusal.error.status, _text(refusal.error.body())
+        except Refused as refused:
+            return refused.status, _text(refused.body)
         except BaseException as error:
             if _process_ends(error):
                 raise
@@ -250,16 +234,12 @@ class Session(Generic[S]):
         )
         return 200, answer
 
-    def _refuse_uncertain(self) -> None:
-        if self.uncertain:
-            raise _uncertain()
-
 
 def _process_ends(error: BaseException) -> bool:
-    """Whether the mutation ends with its process.
+    """True if the mutation ends with its process.
 
-    Nobody else cancels a mutation: any other `CancelledError` is that of something which the
-    handler awaited, half way through its code.
+    Only the end of the process cancels a mutation: any other `CancelledError` is that of something
+    which the handler awaited, half way through its code.
     """
     task = asyncio.current_task()
     if isinstance(error, asyncio.CancelledError):
@@ -269,11 +249,6 @@ def _process_ends(error: BaseException) -> bool:
 
 def _uncertain() -> SessionUncertain:
     return SessionUncertain("a mutation of this session ended in an unknown state")
-
-
-def _refuse_other(body_sha256: str, mutation: Mutation) -> None:
-    if body_sha256 != mutation.body_sha256:
-        raise RequestConflict("this request id came with another body")
 
 
 def _text(result: Result) -> str:

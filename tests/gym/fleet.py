@@ -39,7 +39,7 @@ from gym.protocol import (
     StatusRequest,
     WrittenFile,
 )
-from gym.resource.server import create_resource_app
+from gym.resource import environment_app
 from tests.gym.fake_generation import FakeGeneration
 from tests.ports import free_port
 
@@ -208,7 +208,7 @@ async def fleet(
         AGENT: (Kind.AGENT, agent_app),
         COUNTER: (
             Kind.RESOURCE,
-            lambda common, urls: create_resource_app(Counter(), CounterSettings(**common)),
+            lambda common, urls: environment_app(Counter(), CounterSettings(**common)),
         ),
     }
     async with fleet_of(root, generation, servers, expect_restore=expect_restore) as made:

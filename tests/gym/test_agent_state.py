@@ -12,8 +12,7 @@ import pytest
 
 from gym.agent.state import RunState, Stage, read_states, write_states
 from gym.checkpoint.folder import CheckpointFolder
-from gym.checkpoint.part_files import PartWriter, WriterStopped
-from gym.model.ledger_files import read_continuations
+from gym.checkpoint.part_files import PartWriter, WriterStopped, read_continuations
 from gym.protocol import DigestMismatch, UnsupportedSchema
 
 ODD: dict[str, Any] = {

@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from gym.environments.counter import Counter, CounterSettings
 from gym.model.server import ModelServerSettings, create_model_app
 from gym.protocol import NotJoined, ResumeRequest
-from gym.resource.server import create_resource_app
+from gym.resource import environment_app
 from tests.gym.fake_generation import FakeGeneration
 from tests.gym.fleet import AGENT, COUNTER, MODEL, TOKEN, Fleet, fleet, until
 from tests.gym.test_agent_faults import Meddling
@@ -46,7 +46,7 @@ class Restarting(httpx.AsyncBaseTransport):
             settings = ModelServerSettings(**common, generation_url="http://127.0.0.1:1/v1")
             app = create_model_app(settings)
         else:
-            app = create_resource_app(Counter(), CounterSettings(**common))
+            app = environment_app(Counter(), CounterSettings(**common))
         self.asked[name] = 0
         self._lives[common["port"]] = (name, httpx.ASGITransport(app))
 

@@ -28,7 +28,7 @@ from gym.protocol import (
     UnsupportedSchema,
     digest_of,
 )
-from gym.resource.gymnasium_server import create_gymnasium_app
+from gym.resource import environment_app
 from tests.gym.fake_generation import FakeGeneration
 from tests.gym.fleet import MODEL, Fleet, fleet_of
 from tests.gym.scripted_generation import ScriptedGeneration
@@ -74,7 +74,7 @@ async def playing(
 
     def server(common: dict[str, Any], urls: Any) -> Any:
         settings = GymnasiumServerSettings(**common, **given)
-        return create_gymnasium_app(Gymnasium(settings.environments), settings)
+        return environment_app(Gymnasium(settings), settings)
 
     servers = {AGENT: (Kind.AGENT, agent), ENVIRONMENT: (Kind.RESOURCE, server)}
     async with fleet_of(root, generation, servers, expect_restore=expect_restore) as made:

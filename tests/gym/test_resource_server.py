@@ -14,18 +14,19 @@ import httpx
 import pytest
 from pydantic import BaseModel
 
-from gym.agent.peer import Reply, is_environment_error
 from gym.environments.counter import Counter
+from gym.peer import Reply
 from gym.protocol import Answer, CommitAnswer, Identity, Mode, RestoreAnswer, WrittenFile
 from gym.protocol.control import BASE_PATH
-from gym.resource.server import (
+from gym.resource import (
+    Environment,
     Refused,
-    ResourceServer,
+    Session,
     Tool,
-    create_resource_app,
+    environment_app,
     inner_identity,
+    tool,
 )
-from gym.resource.session import Session
 from tests.gym.parts import JOB, checkpoint_folder, settings
 
 ROW = {"initial_count": 3, "expected_count": 6, "responses_create_params": {"input": "add"}}
@@ -33,11 +34,7 @@ RESPONSE = {"id": "resp_1", "object": "response", "output": []}
 COOKIE = "Counter___counter"
 
 
-class _Name(BaseModel):
-    name: str = ""
-
-
-class Scripted(ResourceServer[list[str]]):
+class Scripted(Environment[list[str]]):
     """Tools that wait, refuse or fail, as the tests need them."""
 
     def __init__(self) -> None:
@@ -51,41 +48,32 @@ class Scripted(ResourceServer[list[str]]):
             raise RuntimeError("secret words of a conversation")
         return []
 
-    def tools(self) -> Mapping[str, Tool[list[str]]]:
-        return {
-            "append": Tool(_Name, self._append),
-            "refuse": Tool(_Name, self._refuse),
-            "fail": Tool(_Name, self._fail),
-            "lose": Tool(_Name, self._lose),
-            "unserialisable": Tool(_Name, self._unserialisable),
-        }
-
-    async def _append(self, session: Session[list[str]], arguments: _Name) -> dict[str, Any]:
+    @tool
+    async def append(self, session: Session[list[str]], name: str = "") -> dict[str, Any]:
         self.inner = inner_identity()
         self.entered.set()
         await self.gate.wait()
-        assert session.state is not None
-        session.state.append(arguments.name)
+        session.state.append(name)
         return {"all": list(session.state)}
 
-    async def _refuse(self, session: Session[list[str]], arguments: _Name) -> dict[str, Any]:
+    @tool
+    async def refuse(self, session: Session[list[str]]) -> dict[str, Any]:
         raise Refused("not today", status=400)
 
-    async def _fail(self, session: Session[list[str]], arguments: _Name) -> dict[str, Any]:
-        assert session.state is not None
+    @tool
+    async def fail(self, session: Session[list[str]]) -> dict[str, Any]:
         session.state.append("half")
         raise RuntimeError("secret words of a conversation")
 
-    async def _lose(self, session: Session[list[str]], arguments: _Name) -> dict[str, Any]:
-        assert session.state is not None
+    @tool
+    async def lose(self, session: Session[list[str]]) -> dict[str, Any]:
         session.state.append("half")
         lost: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         lost.cancel()  # as a connection that is closed does with what waits for it
         return await lost
 
-    async def _unserialisable(
-        self, session: Session[list[str]], arguments: _Name
-    ) -> dict[str, Any]:
+    @tool
+    async def unserialisable(self, session: Session[list[str]]) -> dict[str, Any]:
         return {"bad": object()}
 
     async def verify(
@@ -105,8 +93,8 @@ class Harmless(Scripted):
 
 
 class RestartOnly(Scripted):
-    export_state = ResourceServer.export_state
-    import_state = ResourceServer.import_state
+    export_state = Environment.export_state
+    import_state = Environment.import_state
 
 
 class Server:
@@ -174,14 +162,14 @@ class Server:
 
 @asynccontextmanager
 async def served(
-    environment: ResourceServer[Any],
+    environment: Environment[Any],
     root: Path,
     *,
     expect_restore: bool = False,
     name: str = "counter",
     incarnation: int = 1,
 ) -> AsyncIterator[Server]:
-    app = create_resource_app(environment, settings(root, name=name, expect_restore=expect_restore))
+    app = environment_app(environment, settings(root, name=name, expect_restore=expect_restore))
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://server") as http:
         server = Server(http)
@@ -222,7 +210,7 @@ async def test_the_cookie_has_no_age_limit_and_is_sent_with_every_answer(tmp_pat
 
 
 async def test_the_same_request_id_has_one_effect_and_the_same_answer(tmp_path: Path) -> None:
-    """Invariant 4. Break: gym/resource/session.py: look for no receipt in `apply`; seen red."""
+    """Invariant 4. Break: gym/resource/session.py: record no receipt in `_run`; seen red."""
     async with served(Counter(), tmp_path) as server:
         await server.seed()
         answers = [
@@ -292,7 +280,7 @@ async def test_errors_declared_free_of_effect_leave_the_session_certain(tmp_path
         for _ in range(2):
             failed = await server.call("/fail", {}, "call-0")
             assert (failed.status_code, failed.json()) == (500, {"detail": "RuntimeError"})
-            assert is_environment_error(Reply("counter", failed).error)
+            assert Reply("counter", failed).error is None  # shown to the model
         after = await server.call("/append", {"name": "b"}, "call-1")
         assert after.json() == {"all": ["half", "b"]}  # once, not twice
         assert revision(after) == 2
@@ -301,7 +289,7 @@ async def test_errors_declared_free_of_effect_leave_the_session_certain(tmp_path
 async def test_arguments_nested_too_deeply_are_refused_like_others(tmp_path: Path) -> None:
     """What the agent could read, the server, further down its stack, perhaps cannot.
 
-    Break: gym/resource/server.py: catch no `RecursionError` in `_asked`.
+    Break: gym/resource/server.py: catch no `RecursionError` in `_parsed`.
     """
     async with served(Scripted(), tmp_path) as server:
         await server.seed()
@@ -423,7 +411,7 @@ async def test_a_judge_inside_a_step_has_the_steps_request_id_and_no_model_call_
         assert environment.inner.model_call_id is None
 
 
-async def saved(environment: ResourceServer[Any], root: Path) -> tuple[Path, CommitAnswer, str]:
+async def saved(environment: Environment[Any], root: Path) -> tuple[Path, CommitAnswer, str]:
     """A snapshot of two sessions; also the cookie of the first."""
     async with served(environment, root) as server:
         seeded = await server.seed()
@@ -560,23 +548,26 @@ async def test_a_server_without_the_two_methods_is_restart_only(tmp_path: Path) 
         assert (committed.files, committed.sessions) == ([], [])
 
     class Half(Scripted):
-        import_state = ResourceServer.import_state
+        import_state = Environment.import_state
 
     with pytest.raises(TypeError):
-        create_resource_app(Half(), settings(tmp_path))
+        environment_app(Half(), settings(tmp_path))
     assert Counter().mode is Mode.EXPORT_RESTORE
 
 
 @pytest.mark.parametrize("name", ["verify", "health", "reset", "close", "my tool", "a.b"])
 def test_a_tool_that_no_agent_would_call_is_refused_at_the_start(name: str, tmp_path: Path) -> None:
-    """Break: gym/resource/server.py: refuse the server's own routes alone."""
+    """Break: gym/resource/environment.py: refuse the server's own routes alone."""
 
     class Named(Scripted):
         def tools(self) -> Mapping[str, Tool[list[str]]]:
-            return {name: Tool(_Name, self._refuse)}
+            return {name: Tool(BaseModel, self._apply)}
+
+        async def _apply(self, session: Session[list[str]], _: BaseModel) -> dict[str, Any]:
+            return {}
 
     with pytest.raises(ValueError, match=f"cannot be called {name}"):
-        create_resource_app(Named(), settings(tmp_path))
+        environment_app(Named(), settings(tmp_path))
 
 
 async def test_an_effective_mutation_is_logged_once_and_without_arguments(

@@ -14,7 +14,7 @@ import pytest
 from fastapi import FastAPI
 
 from examples.dice import Dice
-from examples.essay import EssaySettings, create_essay_app
+from examples.essay import Essay, EssaySettings
 from examples.weather import Weather
 from gym.agent.server import AgentServerSettings, create_agent_app
 from gym.environments.counter import Counter
@@ -29,7 +29,7 @@ from gym.protocol import (
     RestoreAnswer,
     Role,
 )
-from gym.resource.server import ResourceServer, create_resource_app
+from gym.resource import Environment, environment_app
 from gym.server.settings import ServerSettings
 from rl.messages import JoinedServer
 from rl.records.inventories import MatchedInventory, rollouts_to_restart
@@ -93,7 +93,7 @@ class Judge(httpx.AsyncHTTPTransport):
         return await super().handle_async_request(request)
 
 
-ENVIRONMENTS: Mapping[str, type[ResourceServer[Any]]] = {
+ENVIRONMENTS: Mapping[str, type[Environment[Any]]] = {
     COUNTER: Counter,
     WEATHER: Weather,
     DICE: Dice,
@@ -121,14 +121,14 @@ async def several(
             )
         )
 
+    def essay(common: dict[str, Any], urls: Any) -> FastAPI:
+        settings = EssaySettings(**common, judge_url=urls[asks])
+        return environment_app(Essay(settings, judge), settings)
+
     def resource(name: str) -> Make:
         if name == ESSAY:
-            return lambda common, urls: create_essay_app(
-                EssaySettings(**common, judge_url=urls[asks]), judge
-            )
-        return lambda common, urls: create_resource_app(
-            ENVIRONMENTS[name](), ServerSettings(**common)
-        )
+            return essay
+        return lambda common, urls: environment_app(ENVIRONMENTS[name](), ServerSettings(**common))
 
     def judge_server(common: dict[str, Any], urls: Any) -> FastAPI:
         url = f"{urls['generation']}/v1"
@@ -164,7 +164,7 @@ def calls_in(result: dict[str, Any]) -> list[str]:
 
 
 async def test_each_tool_is_called_where_it_is(tmp_path: Path) -> None:
-    """Break: let `Surroundings.peer_of` answer the environment for every tool."""
+    """Break: let `AgentContext.peer_of` answer the environment for every tool."""
     order = (COUNTER, WEATHER, DICE)
     async with several(tmp_path, ScriptedGeneration(), *order) as servers:
         await servers.join()

@@ -34,15 +34,14 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gym.agent.peer import Peer, http_client
 from gym.agent.server import AgentServerSettings, create_agent_app
 from gym.environments.counter import Counter, CounterSettings
+from gym.http import http_client
 from gym.model.server import ModelServerSettings, create_model_app
+from gym.peer import Peer
 from gym.protocol.identity import PREFIX
 from gym.protocol.records import BaseUrl
-from gym.resource.server import Tool, create_resource_app, inner_identity
-from gym.resource.session import Session
-from gym.server.app import close_with
+from gym.resource import Session, Tool, environment_app, inner_identity
 from gym.server.serve import serve
 from gym.server.settings import ServerSettings, settings_from_command_line
 from rl.policies.scripted import create_app
@@ -98,9 +97,13 @@ class HeldCounterSettings(CounterSettings):
 class HeldCounter(Counter):
     """Holds mutations while they run; one rollout's verify asks a judge."""
 
-    def __init__(self, judge: Peer) -> None:
-        super().__init__()
-        self._judge = judge
+    def __init__(self, settings: HeldCounterSettings) -> None:
+        super().__init__(settings)
+        self._http = http_client()
+        self._judge = Peer(JUDGE, settings.judge_url, self._http)
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
 
     async def seed(self, row: dict[str, Any]) -> int:
         await _held_mutation()
@@ -167,11 +170,7 @@ def _server(kind: str, flags: list[str]) -> tuple[FastAPI, ServerSettings]:
             return create_agent_app(agent), agent
         case "counter":
             counter = settings_from_command_line(HeldCounterSettings, flags)
-            http = http_client(None)
-            judge = Peer(JUDGE, counter.judge_url, http)
-            app = create_resource_app(HeldCounter(judge), counter)
-            close_with(app, http.aclose)
-            return app, counter
+            return environment_app(HeldCounter(counter), counter), counter
     raise SystemExit(f"no such server: {kind}")
 
 

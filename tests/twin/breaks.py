@@ -65,7 +65,8 @@ def apply_mutations_twice(patch: pytest.MonkeyPatch) -> None:
     apply = Session.apply
 
     async def forgetful(self: Session[Any], *given: Any, **more: Any) -> Any:
-        self._receipts.clear()
+        for receipt in self.receipts:
+            self.forget(receipt.request_id)
         return await apply(self, *given, **more)
 
     patch.setattr(Session, "apply", forgetful)

@@ -13,7 +13,7 @@ import httpx
 from fastapi import FastAPI
 
 from examples.dice import Dice
-from examples.essay import EssaySettings, create_essay_app
+from examples.essay import Essay, EssaySettings
 from examples.weather import Weather
 from gym.agent.gymnasium_server import GymnasiumAgentSettings, create_gymnasium_agent_app
 from gym.agent.server import AgentServerSettings, create_agent_app
@@ -22,8 +22,7 @@ from gym.environments.gymnasium_server import Gymnasium, GymnasiumServerSettings
 from gym.model.generation_client import GenerationEndpoint
 from gym.model.server import ModelServerSettings, create_model_app
 from gym.protocol import Kind, Role
-from gym.resource.gymnasium_server import create_gymnasium_app
-from gym.resource.server import create_resource_app
+from gym.resource import environment_app
 from gym.server.settings import ServerSettings
 
 MODEL, JUDGE = "policy-model", "judge"
@@ -92,16 +91,16 @@ def make(
             )
             return create_agent_app(agent, transport)
         case "counter":
-            return create_resource_app(
-                Counter(tool_delay_s), CounterSettings(**common, tool_delay_s=tool_delay_s)
-            )
+            counted = CounterSettings(**common, tool_delay_s=tool_delay_s)
+            return environment_app(Counter(counted), counted)
         case "gymnasium":
             played = GymnasiumServerSettings(**common)
-            return create_gymnasium_app(Gymnasium(played.environments), played)
+            return environment_app(Gymnasium(played), played)
         case "essay":
-            return create_essay_app(EssaySettings(**common, judge_url=urls[JUDGE]), transport)
+            essay = EssaySettings(**common, judge_url=urls[JUDGE])
+            return environment_app(Essay(essay, transport), essay)
         case "weather":
-            return create_resource_app(Weather(), ServerSettings(**common))
+            return environment_app(Weather(), ServerSettings(**common))
         case "dice":
-            return create_resource_app(Dice(), ServerSettings(**common))
+            return environment_app(Dice(), ServerSettings(**common))
     raise ValueError(f"no server {name}; there are: {', '.join(KINDS)}")

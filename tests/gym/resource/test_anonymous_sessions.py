@@ -14,13 +14,13 @@ from gym.protocol import (
     JoinRequest,
     SessionLost,
 )
-from gym.resource.anonymous_sessions import UnidentifiedSessions
+from gym.resource.anonymous_sessions import AnonymousSessions
 from gym.resource.part import ResourcePart
 
 
 def test_the_newest_sessions_are_kept() -> None:
     """Break: let them grow without end."""
-    sessions = UnidentifiedSessions(most=2)
+    sessions = AnonymousSessions(most=2)
     first, second = sessions.begin(seeded=True), sessions.begin(seeded=True)
     assert sessions.of(first.id, []) is first  # used again: the other is the older one now
     sessions.begin(seeded=True)
@@ -41,8 +41,8 @@ async def test_a_session_without_identity_keeps_no_receipts(tmp_path: Path) -> N
     async def tool(_: object) -> dict[str, str]:
         return {"city": "cold"}
 
-    session, receipt = await part.mutate_unidentified("tool", "0" * 64, tool, cookie=None)
+    session, receipt = await part.mutate_anonymous("tool", "0" * 64, tool, cookie=None)
     assert (receipt.status, receipt.answer) == (200, '{"city": "cold"}')
-    again, _ = await part.mutate_unidentified("tool", "0" * 64, tool, cookie=session.id)
+    again, _ = await part.mutate_anonymous("tool", "0" * 64, tool, cookie=session.id)
     assert again is session
     assert (session.revision, session.receipts) == (2, [])

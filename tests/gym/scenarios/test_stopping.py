@@ -15,12 +15,12 @@ import uvicorn
 from fastapi import FastAPI
 from pydantic import SecretStr
 
-from gym.agent.peer import Peer
 from gym.agent.server import AgentServerSettings, create_agent_app
 from gym.client import GymClient
 from gym.environments.counter import Counter, CounterSettings
+from gym.peer import Peer
 from gym.protocol import Identity, JoinRequest, ServerUnreachable, StatusRequest
-from gym.resource.server import create_resource_app
+from gym.resource import environment_app
 from tests.gym.fleet import ROW, TOKEN, until
 from tests.ports import free_port
 
@@ -71,9 +71,13 @@ async def test_a_tool_of_a_stopped_server_has_no_output(tmp_path: Path) -> None:
     """Break: gym/server/answers.py: let uvicorn answer what it has cancelled."""
     port = free_port()
     settings = CounterSettings(
-        name="counter", port=port, snapshot_root=tmp_path, control_token=SecretStr(TOKEN)
+        name="counter",
+        port=port,
+        snapshot_root=tmp_path,
+        control_token=SecretStr(TOKEN),
+        tool_delay_s=60,
     )
-    app = create_resource_app(Counter(tool_delay_s=60), settings)
+    app = environment_app(Counter(settings), settings)
     async with (
         stoppable(app, port, "counter") as stopped,
         httpx.AsyncClient(trust_env=False) as http,

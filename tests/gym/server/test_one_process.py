@@ -25,10 +25,10 @@ from tests.ports import free_port
 AUTHORIZED = {"authorization": "Bearer s3cret"}
 FACTORY = """
 from gym.environments.counter import Counter, CounterSettings
-from gym.resource.server import create_resource_app
+from gym.resource import environment_app
 
 def app():
-    return create_resource_app(Counter(), CounterSettings())
+    return environment_app(Counter(), CounterSettings())
 """
 
 

@@ -18,12 +18,12 @@ from workers.stack.python_path import PACKAGES
 
 ENVIRONMENT = """
 import my_helper
-from gym.resource import server
-from gym.environments.counter import main
+from gym.environments.counter import Counter, CounterSettings
+from gym.resource import serve_environment
 
 if __name__ == "__main__":
     assert my_helper.IS_THE_PROJECTS
-    main()
+    serve_environment(Counter, CounterSettings)
 """
 NAMES = ("policy_model", "simple_agent", "counter")
 

@@ -7,7 +7,7 @@ import json
 import httpx
 import pytest
 
-from gym.agent.peer import Peer
+from gym.peer import Peer
 from gym.protocol import (
     Identity,
     ServerFault,
