@@ -23,58 +23,59 @@ from rl.messages import RAY_NAMESPACE
 
 ATTACH_LIMIT_S = 20.0
 CONNECT_LIMIT_S = 2.0
+_NEXT = "look at `turnpoint status`, and start the stack with `turnpoint up`"
 _attaching = threading.Lock()
 
 
-def attach() -> None:
-    """Join the cluster of `RAY_ADDRESS` as a driver, once per process. Blocks; use a thread.
+def attach(address: str | None = None) -> None:
+    """Join a cluster as a driver, once per process. Blocks; use a thread.
+
+    Args:
+        address: `host:port`; the variable `RAY_ADDRESS` by default.
 
     Raises:
         RayUnreachable: No address is set, or no cluster answers there. `auto` is refused: it
-            takes any cluster on the machine (reference measurement).
+            takes any cluster on the machine (measured).
     """
     with _attaching:  # of two that join at once, Ray fails one with an AssertionError
         if not ray.is_initialized():
-            _join()
+            _join(address or os.environ.get("RAY_ADDRESS", ""))
 
 
-def _join() -> None:
-    address = os.environ.get("RAY_ADDRESS", "")
+def _join(address: str) -> None:
     if not address or address == "auto":
         raise RayUnreachable("RAY_ADDRESS is not set: start the stack with `turnpoint up`")
-    _demand_listener(address)
+    _require_listener(address)
     try:
         ray.init(
             address=address, namespace=RAY_NAMESPACE, log_to_driver=False, ignore_reinit_error=True
         )
     except (ConnectionError, RuntimeError, RayError) as error:
         raise RayUnreachable(
-            f"no Ray cluster at RAY_ADDRESS ({type(error).__name__}): look at `turnpoint status`, "
-            "and start the stack with `turnpoint up`"
+            f"no Ray cluster at RAY_ADDRESS ({type(error).__name__}): {_NEXT}"
         ) from error
 
 
-def _demand_listener(address: str) -> None:
-    """Ray itself would try for minutes, and print what it tries."""
+def _require_listener(address: str) -> None:
+    """Connect once: Ray itself would try for minutes, and print each try."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=CONNECT_LIMIT_S).close()
     except (OSError, ValueError) as error:
         raise RayUnreachable(
-            f"nobody listens at RAY_ADDRESS ({type(error).__name__}): look at `turnpoint status`, "
-            "and start the stack with `turnpoint up`"
+            f"no process listens at RAY_ADDRESS ({type(error).__name__}): {_NEXT}"
         ) from None
 
 
 _joining: Future[None] | None = None
 
 
-async def attached() -> None:
-    """`attach` off the event loop.
+async def attached(address: str | None = None) -> None:
+    """Join a cluster as `attach` does, off the event loop.
 
     Raises:
-        RayUnreachable: As `attach`; also if who listens there does not answer in 20 s. Ray goes
-            on trying for minutes, in a thread that does not keep the process from ending.
+        RayUnreachable: As `attach`; also if the process that listens there does not answer in
+            20 s. Ray goes on trying for minutes, in a thread that does not keep this process alive.
     """
     global _joining
     if ray.is_initialized():
@@ -82,20 +83,19 @@ async def attached() -> None:
     if _joining is None or _joining.done():
         _joining = Future()
         threading.Thread(
-            target=_attach_into, args=(_joining,), name="ray-attach", daemon=True
+            target=_attach_into, args=(_joining, address), name="ray-attach", daemon=True
         ).start()
     try:
         await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(_joining)), ATTACH_LIMIT_S)
     except TimeoutError:
         raise RayUnreachable(
-            f"who listens at RAY_ADDRESS has not answered as a Ray cluster in {ATTACH_LIMIT_S:g} "
-            "s: look at `turnpoint status`, and start the stack with `turnpoint up`"
+            f"the process at RAY_ADDRESS has not answered as Ray in {ATTACH_LIMIT_S:g} s: {_NEXT}"
         ) from None
 
 
-def _attach_into(future: Future[None]) -> None:
+def _attach_into(future: Future[None], address: str | None) -> None:
     try:
-        attach()
+        attach(address)
     except BaseException as error:
         future.set_exception(error)
     else:
@@ -103,10 +103,10 @@ def _attach_into(future: Future[None]) -> None:
 
 
 async def find(name: str) -> Any:
-    """Handle of a named actor.
+    """The handle of a named actor.
 
     Raises:
-        ActorLost: There is none of that name.
+        ActorLost: No actor has that name.
         RayUnreachable: There is no cluster.
     """
     await attached()

@@ -232,7 +232,9 @@ def _attach(wait_s: float) -> None:
         except ValueError:
             if time.monotonic() > deadline:
                 raise DataPlaneLost(
-                    f"no TransferQueue in this cluster after {wait_s:g} s", participant=PARTICIPANT
+                    f"no TransferQueue in this cluster after {wait_s:g} s: no job runs here, and "
+                    "`turnpoint run` starts one",
+                    participant=PARTICIPANT,
                 ) from None
             time.sleep(_ATTACH_POLL_S)  # Ray announces no names
         else:

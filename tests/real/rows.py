@@ -5,28 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 
-from rl.actors import attached
-from rl.data_plane.names import TRAINING
-from rl.data_plane.transfer_queue import DataPlane
+from rl.data_plane import read_training_rows
 
 
 async def main() -> None:
-    await attached()
-    plane = await DataPlane.attach()
-    keys = sorted(await plane.keys(TRAINING))
-    rows = await plane.get_training(keys) if keys else {}
     print(
         json.dumps(
             {
-                key: {
-                    "token_ids": list(map(int, row.token_ids)),
-                    "token_mask": list(map(int, row.token_mask)),
-                    "log_probs": list(map(float, row.log_probs)),
+                row.rollout_id: {
+                    "token_ids": row.token_ids.tolist(),
+                    "token_mask": row.token_mask.tolist(),
+                    "log_probs": row.log_probs.tolist(),
                     "reward": row.reward,
-                    "result": json.loads(row.result) if row.result else None,
-                    "tag": tag,
+                    "result": row.verify_answer,
+                    "tag": row.tag,
                 }
-                for key, (row, tag) in rows.items()
+                async for row in read_training_rows(batch_rows=8)
             }
         )
     )

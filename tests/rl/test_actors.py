@@ -30,7 +30,7 @@ async def test_calls_that_meet_an_attach_under_way_wait_for_it(
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray, "is_initialized", lambda: bool(joined))
-    monkeypatch.setattr(actors, "_demand_listener", lambda address: None)
+    monkeypatch.setattr(actors, "_require_listener", lambda address: None)
     await asyncio.gather(*(actors.attached() for _ in range(4)))
     assert len(joined) == 1
 
@@ -72,8 +72,8 @@ def test_a_ray_that_takes_the_connection_and_is_silent_is_given_up(silent: str) 
 async def test_a_ray_that_is_not_there_names_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actors.ray, "is_initialized", lambda: False)
     for address, said in (
-        ("127.0.0.1:1", "nobody listens at RAY_ADDRESS"),
-        ("nonsense", "nobody listens at RAY_ADDRESS"),
+        ("127.0.0.1:1", "no process listens at RAY_ADDRESS"),
+        ("nonsense", "no process listens at RAY_ADDRESS"),
         ("auto", "RAY_ADDRESS is not set"),
         ("", "RAY_ADDRESS is not set"),
     ):
