@@ -31,7 +31,6 @@ NOT_YET: set[str] = {
     "gym.agent.server",
     "gym.agent.state",
     "gym.agent.tool_loop",
-    "gym.backoff",
     "gym.checkpoint.fences",
     "gym.checkpoint.folder",
     "gym.checkpoint.in_flight",

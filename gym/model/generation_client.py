@@ -25,7 +25,6 @@ from gym.protocol import (
     ServerFault,
     ServerUnreachable,
     StagingCoordinates,
-    TurnpointError,
     error_from_body,
 )
 from gym.retry import TryAgain, retry
@@ -37,7 +36,7 @@ FIELD = "turnpoint"
 _PASSING = (408, 425, 429)
 """Refusals that pass by themselves, like a 5xx."""
 _TOO_LONG = ("context length", "maximum model length")
-"""How vLLM words the 400 for a prompt that does not fit."""
+"""Words of vLLM's 400 for a prompt that does not fit."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +61,8 @@ class GenerationEndpoint:
     def __init__(
         self, url: str, *, participant: str, transport: httpx.AsyncBaseTransport | None = None
     ) -> None:
-        """Open no connection yet."""
         self._participant = participant
-        self._path = f"{url.rstrip('/')}/chat/completions"
+        self._url = f"{url.rstrip('/')}/chat/completions"
         self._http = http_client(transport)
 
     async def aclose(self) -> None:
@@ -78,7 +76,7 @@ class GenerationEndpoint:
 
         Args:
             chat: The request.
-            identity: Whose call it is; None for callers without identity.
+            identity: The caller's; None for callers without identity.
             parent_key: Staging key of the call before.
 
         Raises:
@@ -88,30 +86,26 @@ class GenerationEndpoint:
         headers = identity.headers() if identity else {}
         if parent_key is not None:
             headers[HEADER_PARENT_KEY] = parent_key
+        call_id = identity.model_call_id if identity else None
 
-        async def asked() -> Completion:
+        async def once() -> Completion:
             answer = await send(
-                self._http,
-                "POST",
-                self._path,
-                participant=self._participant,
-                json=chat,
+                self._http, "POST", self._url, participant=self._participant, json=chat,
                 headers=headers,
-            )
+            )  # fmt: skip
             if answer.is_success:
-                return self._completion(answer, staged=_is_staged(identity))
+                return self._completion(answer, staged=call_id is not None)
             if _prompt_too_long(answer):
                 return Completion(cut_short(chat.get("model")), None)
-            if (refusal := self._refusal(answer)) is not None:
-                raise refusal
-            raise TryAgain(f"HTTP {answer.status_code}")
+            raise self._refusal(answer)
 
         def on_retry(tries: int, error: BaseException) -> None:
             if tries.bit_count() == 1:  # the 1st, 2nd, 4th, 8th ... time
-                reason = error.message if isinstance(error, ServerUnreachable) else str(error)
-                self._log_waiting(reason, tries, identity)
+                ids = {"rollout_id": identity and identity.rollout_id, "model_call_id": call_id}
+                event = {"event": "generation_retry", "reason": str(error), "tries": tries}
+                log.warning("generation_retry", extra=event | ids)
 
-        return await retry(asked, on=(TryAgain, ServerUnreachable), on_retry=on_retry)
+        return await retry(once, on=(TryAgain, ServerUnreachable), on_retry=on_retry)
 
     def _completion(self, answer: httpx.Response, *, staged: bool) -> Completion:
         body = json_or_none(answer)
@@ -125,41 +119,25 @@ class GenerationEndpoint:
         except ValidationError:
             raise self._fault("the generation endpoint answered no coordinates") from None
 
-    def _refusal(self, answer: httpx.Response) -> TurnpointError | None:
-        """The error to end the call with; None if the same request may pass later."""
+    def _refusal(self, answer: httpx.Response) -> Exception:
+        """The error to end the call with, or `TryAgain` if the same request may pass later."""
         body = json_or_none(answer)
         error = error_from_body(answer.status_code, body, participant=self._participant)
+        passes = answer.is_server_error or answer.status_code in _PASSING
         if isinstance(error, ProtocolError):
-            return None if error.retryable else error
-        if isinstance(body, dict) and body.get("code") == ServerFault.code:
+            passes = error.retryable
+        elif isinstance(body, dict) and body.get("code") == ServerFault.code:
             # The endpoint itself finds the policy's answers unusable: no repeat will help.
             return self._fault("the generation endpoint cannot use the policy's answers")
-        if answer.is_server_error or answer.status_code in _PASSING:
-            return None
-        return InvalidRequest(
-            f"the generation endpoint refused the request with HTTP {answer.status_code}",
-            participant=self._participant,
-        )
+        elif not passes:
+            error = InvalidRequest(
+                f"the generation endpoint refused the request with HTTP {answer.status_code}",
+                participant=self._participant,
+            )
+        return TryAgain(f"HTTP {answer.status_code}") if passes else error
 
     def _fault(self, message: str) -> ServerFault:
         return ServerFault(message, participant=self._participant)
-
-    @staticmethod
-    def _log_waiting(reason: str, tries: int, identity: Identity | None) -> None:
-        log.warning(
-            "generation_retry",
-            extra={
-                "event": "generation_retry",
-                "reason": reason,
-                "tries": tries,
-                "rollout_id": identity.rollout_id if identity else None,
-                "model_call_id": identity.model_call_id if identity else None,
-            },
-        )
-
-
-def _is_staged(identity: Identity | None) -> bool:
-    return identity is not None and identity.model_call_id is not None
 
 
 def _prompt_too_long(answer: httpx.Response) -> bool:

@@ -1,8 +1,8 @@
-"""The policy model server's ledger: which call followed which, and where its tokens are.
+"""The policy model server's ledger: the order of a rollout's calls, and the keys of their tokens.
 
 Guarantees: a row is written once and never changed except for the run that owns it; calls of a
-rollout form one chain, so what a continuation needs is its call and everything before it.
-Nothing here holds a token or a message. One event loop; no locks.
+rollout form one chain, so a continuation needs its call and everything before it. A row has
+neither a token nor a message. Used on one event loop.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from gym.protocol import (
     Continuation,
+    DigestMismatch,
     IdentityMismatch,
     InvalidRequest,
     LedgerRow,
@@ -30,13 +31,12 @@ class Ledger:
     """Rows of all unfinished rollouts of one incarnation."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self._rows: Rows = {}
         self._runs: dict[str, str] = {}
         """Capture key of the run that owns the rows now -> rollout id."""
 
     def __len__(self) -> int:
-        """How many rows there are."""
+        """Number of rows."""
         return sum(len(calls) for calls in self._rows.values())
 
     def begin_run(self, rollout_id: str, attempt: int) -> None:
@@ -94,7 +94,7 @@ class Ledger:
         return Manifest(rollout_id=rollout_id, records=ordered)
 
     def drop(self, rollout_ids: Iterable[str]) -> None:
-        """Forget everything about these rollouts; unknown ones are none."""
+        """Forget everything about these rollouts, as far as they are known."""
         gone = set(rollout_ids)
         for rollout_id in gone:
             self._rows.pop(rollout_id, None)
@@ -145,8 +145,25 @@ def reachable(rows: Rows, roots: Iterable[Continuation]) -> list[LedgerRow]:
     return found
 
 
+def require_chains(rows: Iterable[LedgerRow], file: str) -> None:
+    """Raise unless each rollout's rows are its calls 0, 1, ... of one run, each after the last.
+
+    Raises:
+        DigestMismatch: They are not; the file is named.
+    """
+    chains: dict[str, list[LedgerRow]] = {}
+    for row in rows:
+        chains.setdefault(row.rollout_id, []).append(row)
+    for chain in chains.values():
+        for number, row in enumerate(chain):
+            parent = model_call_id(number - 1) if number else None
+            found = (row.model_call_id, row.parent_model_call_id, row.attempt_index)
+            if found != (model_call_id(number), parent, chain[0].attempt_index):
+                raise DigestMismatch(f"{file} holds a rollout with a gap in its calls")
+
+
 def references(rows: Iterable[LedgerRow]) -> list[StorageReference]:
-    """The token-storage index: which TransferQueue rows these calls need."""
+    """The token-storage index: the TransferQueue rows that these calls need."""
     return [
         StorageReference(
             rollout_id=row.rollout_id, model_call_id=row.model_call_id, key=row.coordinates.key

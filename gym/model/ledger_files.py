@@ -1,13 +1,14 @@
 """The policy model server's files: `ledger.parquet` and `token_storage_index.parquet`.
 
-Guarantees: what is read back is what was written, row for row, or an error that names the
-file. Anyone can open them: plain columns, one row a model call.
+Guarantees: the rows that are read back are those that were written, or an error names the file.
+Other tools can read them: plain columns, one row a model call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,11 +17,11 @@ from pydantic import ValidationError
 from gym.protocol import (
     SCHEMA_VERSION,
     LedgerRow,
-    StagingCoordinates,
     StorageReference,
     UnsupportedSchema,
 )
 
+R = TypeVar("R")
 LEDGER_FILE = "ledger.parquet"
 INDEX_FILE = "token_storage_index.parquet"
 _VERSION_KEY = b"turnpoint.schema_version"
@@ -80,26 +81,20 @@ def read_ledger(path: Path) -> list[LedgerRow]:
     Raises:
         UnsupportedSchema: Another schema version, or rows that do not parse.
     """
-    rows = []
-    for flat in _read(path, _LEDGER_SCHEMA):
+
+    def row(flat: dict[str, Any]) -> LedgerRow:
         coordinates = {name: flat.pop(column) for column, name in _COORDINATES.items()}
-        try:
-            parsed = StagingCoordinates.model_validate(coordinates)
-            rows.append(LedgerRow.model_validate(flat | {"coordinates": parsed}))
-        except ValidationError:
-            raise UnsupportedSchema(f"{path.name} holds a row that does not parse") from None
-    return rows
+        return LedgerRow.model_validate(flat | {"coordinates": coordinates})
+
+    return _read(path, _LEDGER_SCHEMA, row)
 
 
 def read_index(path: Path) -> list[StorageReference]:
     """Read `token_storage_index.parquet`; raises like `read_ledger`."""
-    try:
-        return [StorageReference.model_validate(row) for row in _read(path, _INDEX_SCHEMA)]
-    except ValidationError:
-        raise UnsupportedSchema(f"{path.name} holds a row that does not parse") from None
+    return _read(path, _INDEX_SCHEMA, StorageReference.model_validate)
 
 
-def _read(path: Path, schema: pa.Schema) -> list[dict[str, object]]:
+def _read(path: Path, schema: pa.Schema, parse: Callable[[dict[str, Any]], R]) -> list[R]:
     try:
         table = pq.read_table(pa.BufferReader(path.read_bytes()))
     except pa.ArrowInvalid:
@@ -107,5 +102,7 @@ def _read(path: Path, schema: pa.Schema) -> list[dict[str, object]]:
     version = (table.schema.metadata or {}).get(_VERSION_KEY)
     if not table.schema.equals(schema) or version != str(SCHEMA_VERSION).encode():
         raise UnsupportedSchema(f"{path.name} has columns or a schema version not known here")
-    rows: list[dict[str, object]] = table.to_pylist()
-    return rows
+    try:
+        return [parse(row) for row in table.to_pylist()]
+    except ValidationError:
+        raise UnsupportedSchema(f"{path.name} holds a row that does not parse") from None

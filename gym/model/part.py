@@ -7,7 +7,6 @@ newer run was seen; a run's call that has begun goes on to its end though its ca
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from gym.checkpoint.fences import Fences
 from gym.checkpoint.part_files import PartWriter, file_named, read_continuations
 from gym.checkpoint.phases import Phases
 from gym.model.generation_client import Completion, GenerationEndpoint
-from gym.model.ledger import Ledger, Rows, reachable, references
+from gym.model.ledger import Ledger, Rows, reachable, references, require_chains
 from gym.model.ledger_files import (
     INDEX_FILE,
     LEDGER_FILE,
@@ -36,17 +35,18 @@ from gym.protocol import (
     IdentityMismatch,
     Kind,
     LedgerRow,
-    Manifest,
     Mode,
     RequestConflict,
     Role,
     ServerFault,
     StaleAttempt,
-    StorageReference,
     WrittenFile,
     digest_of,
     staging_key,
 )
+from gym.single_flight import SingleFlight
+
+_CALL_ID = "the model call id"
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ class ModelExport:
 
     rows: Rows
     indexes: list[WrittenFile]
-    """The agents' indexes, which say what of the ledger is needed."""
+    """The agents' indexes of continuations, which need a part of the ledger."""
     writes: bool
     """False for an auxiliary server: it commits without files."""
 
     def write(self, writer: PartWriter) -> Holdings:
-        """Write the rows reachable from the agents' indexes, and which storage they need."""
+        """Write the rows reachable from the agents' indexes, and the storage that they need."""
         if not self.writes:
             return Holdings()
         roots = [
@@ -75,21 +75,12 @@ class ModelExport:
         return Holdings(counts=Counts(ledger_rows=len(kept)), storage=storage)
 
 
-@dataclass
-class _RunningCall:
-    """A model call between its admission and its ledger row."""
-
-    identity: Identity
-    request_sha256: str
-    task: asyncio.Task[Completion]
-
-
 class ModelPart:
-    """What the model server holds. Used on one event loop.
+    """Calls and ledger of one model server. Used on one event loop.
 
     Args:
         phases: The server's state machine.
-        endpoint: Where completions come from.
+        endpoint: Source of completions.
         role: An auxiliary server (a judge) keeps no ledger and never closes.
     """
 
@@ -102,13 +93,13 @@ class ModelPart:
         self._phases = phases
         self._endpoint = endpoint
         self._fences = Fences()
-        self._running: dict[tuple[str, str], _RunningCall] = {}
+        self._calls: SingleFlight[Identity] = SingleFlight(_CALL_ID)
 
     async def call(self, identity: Identity | None, chat: dict[str, Any]) -> Completion:
         """Serve one model call.
 
         Args:
-            identity: Whose call it is; one without identity was held until the server was open.
+            identity: The caller's; a call without identity has waited until the server was open.
             chat: The chat completion request, as it is to be generated.
 
         Raises:
@@ -124,7 +115,7 @@ class ModelPart:
             if self.role is not Role.POLICY:
                 # It would be staged under the key of the policy's own call.
                 raise IdentityMismatch("an auxiliary model server serves inner calls only")
-            return await self._policy_call(identity, chat)
+            return await self._policy_call(identity, identity.model_call_id, chat)
         if identity.request_id is not None and identity.model_call_id is None:
             self._admit(identity)
             # Counted, but `prepare` does not wait for it: its step is one of another server.
@@ -132,102 +123,72 @@ class ModelPart:
                 return await self._endpoint.complete(chat, identity, None)
         raise IdentityMismatch("a model call carries either a model call id or a request id")
 
-    def manifest(self, key: str) -> Manifest:
-        """The ledger of the rollout that this capture key's run owns."""
-        return self.ledger.manifest(key)
-
-    async def _policy_call(self, identity: Identity, chat: dict[str, Any]) -> Completion:
+    async def _policy_call(
+        self, identity: Identity, call_id: str, chat: dict[str, Any]
+    ) -> Completion:
         self._fences.require_current(identity)
         self._phases.require_open()
         self._admit(identity)
         request_sha256 = digest_of(chat)
-        call = self._joined(identity, request_sha256)
-        call = call or self._begin(identity, chat, request_sha256)
-        # Waiting on the task leaves it running when this caller hangs up.
-        await asyncio.wait([call.task])
-        if call.task.cancelled():
-            raise StaleAttempt("the run of this model call has ended", details=_who(identity))
-        return call.task.result()
+        row = self.ledger.row(identity.rollout_id, call_id)
+        if row is not None and row.request_sha256 != request_sha256:
+            raise RequestConflict(f"{_CALL_ID} came with another body", details=_who(identity))
+        return await self._calls.run(
+            identity,
+            request_sha256,
+            lambda: self._generate(identity, call_id, chat, request_sha256),
+            during=self._phases.calls.count(identity, "model_call"),
+            details=_who(identity),
+        )
 
     def _admit(self, identity: Identity) -> None:
         if self._fences.admit(identity):
             self._end_runs({identity.rollout_id})
         self.ledger.begin_run(identity.rollout_id, identity.attempt)
 
-    def _joined(self, identity: Identity, request_sha256: str) -> _RunningCall | None:
-        """The same call, if it runs.
-
-        Raises:
-            RequestConflict: It runs, or has its row, with another request.
-        """
-        running = self._running.get(_key(identity))
-        row = self.ledger.row(identity.rollout_id, _call_id(identity))
-        known = running.request_sha256 if running else row.request_sha256 if row else None
-        if known not in (None, request_sha256):
-            raise RequestConflict("the model call id has another request", details=_who(identity))
-        return running
-
-    def _begin(self, identity: Identity, chat: dict[str, Any], request_sha256: str) -> _RunningCall:
-        work = self._generate(identity, chat, request_sha256)
-        call = _RunningCall(identity, request_sha256, asyncio.create_task(work))
-        self._running[_key(identity)] = call
-        call.task.add_done_callback(lambda _: self._settle(call))
-        return call
-
-    def _settle(self, call: _RunningCall) -> None:
-        if self._running.get(_key(call.identity)) is call:
-            del self._running[_key(call.identity)]
-        if not call.task.cancelled():
-            call.task.exception()  # seen here, so that a call whose callers left warns of nothing
-
     async def _generate(
-        self, identity: Identity, chat: dict[str, Any], request_sha256: str
+        self, identity: Identity, call_id: str, chat: dict[str, Any], request_sha256: str
     ) -> Completion:
-        call_id = _call_id(identity)
-        with self._phases.calls.count(identity, "model_call"):
-            parent = self.ledger.parent(identity.rollout_id, call_id)
-            parent_key = parent.coordinates.key if parent else None
-            completion = await self._endpoint.complete(chat, identity, parent_key)
-            self._fences.require_current(identity)
-            if completion.coordinates is None:
-                return completion
-            wanted = staging_key(identity.incarnation, identity.capture_key, call_id)
-            if completion.coordinates.key != wanted:
-                raise ServerFault("the coordinates are those of another call")
-            self.ledger.add(
-                LedgerRow(
-                    rollout_id=identity.rollout_id,
-                    attempt_index=identity.attempt,
-                    capture_key=identity.capture_key,
-                    incarnation=identity.incarnation,
-                    model_call_id=call_id,
-                    parent_model_call_id=parent.model_call_id if parent else None,
-                    request_sha256=request_sha256,
-                    coordinates=completion.coordinates,
-                )
-            )
+        parent = self.ledger.parent(identity.rollout_id, call_id)
+        parent_key = parent.coordinates.key if parent else None
+        completion = await self._endpoint.complete(chat, identity, parent_key)
+        self._fences.require_current(identity)
+        if completion.coordinates is None:
             return completion
+        key = staging_key(identity.incarnation, identity.capture_key, call_id)
+        if completion.coordinates.key != key:
+            raise ServerFault("the coordinates are those of another call")
+        self.ledger.add(
+            LedgerRow(
+                rollout_id=identity.rollout_id,
+                attempt_index=identity.attempt,
+                capture_key=identity.capture_key,
+                incarnation=identity.incarnation,
+                model_call_id=call_id,
+                parent_model_call_id=parent.model_call_id if parent else None,
+                request_sha256=request_sha256,
+                coordinates=completion.coordinates,
+            )
+        )
+        return completion
 
     def _end_runs(self, rollout_ids: Collection[str]) -> None:
         """Drop the ledger rows of these rollouts and end their calls."""
-        for call in list(self._running.values()):
-            if call.identity.rollout_id in rollout_ids:
-                call.task.cancel()
-                self._running.pop(_key(call.identity), None)
+        for identity in self._calls.running:
+            if identity.rollout_id in rollout_ids:
+                error = StaleAttempt("the run of this model call has ended", details=_who(identity))
+                self._calls.cancel(identity, error)
         self.ledger.drop(rollout_ids)
 
     async def aclose(self) -> None:
         """End the calls under way: the process ends."""
-        tasks = [call.task for call in self._running.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._calls.aclose()
         await self._endpoint.aclose()
 
-    # What `Participant` calls; see `gym.checkpoint.part.Part`.
+    # --- the part (`gym.checkpoint.part.Part`) ------------------------------------------------
 
     def counts(self) -> Counts:
-        """Ledger rows."""
+        """Number of ledger rows."""
         return Counts(ledger_rows=len(self.ledger))
 
     def blockers(self) -> list[Blocker]:
@@ -235,7 +196,7 @@ class ModelPart:
         return []
 
     def export(self, request: CommitRequest) -> ModelExport:
-        """The ledger and the indexes that say what of it is needed."""
+        """The ledger, and the indexes of continuations that need a part of it."""
         return ModelExport(
             rows=self.ledger.frozen(),
             indexes=request.continuation_indexes,
@@ -254,7 +215,7 @@ class ModelPart:
         rows = read_ledger(file_named(folder, files, LEDGER_FILE))
         if read_index(file_named(folder, files, INDEX_FILE)) != references(rows):
             raise DigestMismatch(f"{INDEX_FILE} and {LEDGER_FILE} name different calls")
-        _refuse_gaps(rows)
+        require_chains(rows, LEDGER_FILE)
         return rows
 
     def install(self, loaded: list[LedgerRow]) -> Holdings:
@@ -262,12 +223,11 @@ class ModelPart:
         owned = self.ledger.install(loaded)
         for row in owned:
             self._fences.raise_to(row.rollout_id, row.attempt_index)
-        storage: list[StorageReference] = references(owned)
-        return Holdings(counts=self.counts(), storage=storage)
+        return Holdings(counts=self.counts(), storage=references(owned))
 
     def drop(self) -> None:
         """Drop ledger and fences."""
-        self._end_runs({call.identity.rollout_id for call in self._running.values()})
+        self._end_runs({identity.rollout_id for identity in self._calls.running})
         self.ledger.clear()
         self._fences.clear()
 
@@ -279,32 +239,6 @@ class ModelPart:
         """Drop rows and fences of finished rollouts."""
         self._end_runs(rollout_ids)
         self._fences.forget(rollout_ids)
-
-
-def _refuse_gaps(rows: list[LedgerRow]) -> None:
-    """Each rollout's rows must be its calls 0, 1, ... owned by one run, each after the last."""
-    last: dict[str, LedgerRow] = {}
-    for row in rows:
-        before = last.get(row.rollout_id)
-        expected = None if before is None else before.model_call_id
-        number = 0 if before is None else int(before.model_call_id.removeprefix("call-")) + 1
-        other_run = before is not None and before.attempt_index != row.attempt_index
-        if (
-            row.parent_model_call_id != expected
-            or row.model_call_id != f"call-{number}"
-            or other_run
-        ):
-            raise DigestMismatch(f"{LEDGER_FILE} holds a rollout with a gap in its calls")
-        last[row.rollout_id] = row
-
-
-def _call_id(identity: Identity) -> str:
-    assert identity.model_call_id is not None
-    return identity.model_call_id
-
-
-def _key(identity: Identity) -> tuple[str, str]:
-    return identity.capture_key, _call_id(identity)
 
 
 def _who(identity: Identity) -> dict[str, Any]:

@@ -33,7 +33,7 @@ CAPTURE_PATH = "/training-token-capture"
 
 
 class ModelServerSettings(ServerSettings):
-    """What a model server is told besides."""
+    """Settings of a model server."""
 
     generation_url: BaseUrl
     """Base URL of the generation endpoint (or of any OpenAI-compatible server), up to `/v1`."""
@@ -51,8 +51,8 @@ def create_model_app(
     """The application of one model server.
 
     Args:
-        settings: What it is told.
-        endpoint: Where completions come from; by default `settings.generation_url`.
+        settings: Its settings.
+        endpoint: Source of completions; by default `settings.generation_url`.
     """
     endpoint = endpoint or GenerationEndpoint(settings.generation_url, participant=settings.name)
     phases = Phases(
@@ -64,20 +64,23 @@ def create_model_app(
     app = create_app(phases, part, settings, guarded=(CAPTURE_PATH,))
     close_with(app, part.aclose)
 
-    async def called(
+    async def complete(
         request: Request, identity: Identity | None, chat: dict[str, Any]
-    ) -> Completion:
+    ) -> tuple[Completion, dict[str, str]]:
+        """The completion, and the header that says whether the call has a ledger row."""
         work = part.call(identity, chat)
-        return await (work if identity is not None else while_connected(request, work))
+        completion = await (work if identity else while_connected(request, work))
+        committed = identity.model_call_id if identity and completion.coordinates else None
+        return completion, {HEADER_COMMITTED_CALL: committed} if committed else {}
 
     @app.post("/v1/responses")
     async def responses(request: Request) -> JSONResponse:
         identity = await caller_of(phases, request, "model_call")
         body = await model_request(request)
         chat = chat_request(body, model=settings.model, extra=settings.extra_body)
-        completion = await called(request, identity, chat)
+        completion, headers = await complete(request, identity, chat)
         answer = response_of(completion.chat, body, name=_item_name(identity))
-        return JSONResponse(answer, headers=_committed(identity, completion))
+        return JSONResponse(answer, headers=headers)
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> JSONResponse:
@@ -86,27 +89,21 @@ def create_model_app(
         if settings.model is not None:
             body["model"] = settings.model
         chat = with_extra(body, settings.extra_body)
-        completion = await called(request, identity, chat)
-        return JSONResponse(completion.chat, headers=_committed(identity, completion))
+        completion, headers = await complete(request, identity, chat)
+        return JSONResponse(completion.chat, headers=headers)
 
     @app.get(CAPTURE_PATH + "/control/rollouts/{capture_key}/manifest")
     async def manifest(capture_key: str) -> Manifest:
-        return part.manifest(capture_key)
+        return part.ledger.manifest(capture_key)
 
     return app
 
 
 def _item_name(identity: Identity | None) -> str | None:
-    """What response ids are made from: the same for every run of a rollout."""
+    """Stem of the response's ids: the same for every run of a rollout."""
     if identity is None or identity.model_call_id is None:
         return None
     return f"{identity.rollout_id}_{identity.model_call_id}"
-
-
-def _committed(identity: Identity | None, completion: Completion) -> dict[str, str]:
-    if identity is None or identity.model_call_id is None or completion.coordinates is None:
-        return {}
-    return {HEADER_COMMITTED_CALL: identity.model_call_id}
 
 
 async def model_request(request: Request) -> dict[str, Any]:
