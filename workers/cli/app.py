@@ -2,14 +2,13 @@
 
 | file | commands |
 |---|---|
-| `cli_stack` | `up`, `down`, `status`, `logs`, `doctor` |
-| `cli_run` | `run` |
-| `cli_job` | `save`, `restore`, `prune` |
-| `cli_snapshots` | `list`, `inspect`, `verify` |
+| `stack` | `up`, `down`, `status`, `logs`, `doctor` |
+| `run` | `run` |
+| `job` | `save`, `restore`, `prune` |
+| `snapshots` | `list`, `inspect`, `verify` |
 
-Guarantees: documented exit codes; errors are one sentence with the next step, never a stack
-trace for something that is not a bug. Interrupting a command stops neither the stack nor the
-job nor a workflow.
+Guarantees: documented exit codes; an error is one sentence with the next step, a stack trace only
+for a bug. Ctrl-C ends a command, and neither the stack nor the job nor a workflow.
 """
 
 from __future__ import annotations
@@ -73,14 +72,16 @@ app.command("list", epilog=EXIT_CODES)(cli_snapshots.list_snapshots)
 
 _EXIT_CODE_OF = {
     **dict.fromkeys(
-        ("server_unreachable", "servers_missing", "ray_unreachable", "actor_lost"),
+        (
+            *("server_unreachable", "servers_missing", "ray_unreachable"),
+            *("actor_lost", "controller_lost"),
+        ),
         EXIT_NOT_REACHABLE,
     ),
-    "controller_lost": EXIT_NOT_REACHABLE,
     **dict.fromkeys(("job_alive", "other_job", "restore_not_finished"), EXIT_REFUSED),
     "dataset_invalid": EXIT_USAGE,
 }
-"""Of errors by their stable code, whatever process they came from; others: their class's."""
+"""Exit codes by an error's stable code, from whatever process; others have their class's."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -104,8 +105,8 @@ def run(arguments: Sequence[str]) -> int:
         wrong: dict[str, list[str]] = {}
         for item in error.errors():
             wrong.setdefault(".".join(map(str, item["loc"][:1])), []).append(item["msg"])
-        told = "; ".join(f"{key}: {', or '.join(reasons)}" for key, reasons in wrong.items())
-        output.error("usage", f"{told}; see `--help`")
+        text = "; ".join(f"{key}: {', or '.join(reasons)}" for key, reasons in wrong.items())
+        output.error("usage", f"{text}; see `--help`")
         return EXIT_USAGE
     except typer.TyperException as error:
         output.error("usage", f"{error.format_message().rstrip('.')}; see `--help`")
@@ -115,12 +116,9 @@ def run(arguments: Sequence[str]) -> int:
             "interrupted", "interrupted; the stack, the job and its workflows go on as they are"
         )
         return EXIT_INTERRUPTED
-    except WorkerRoomError as error:
+    except (WorkerRoomError, TurnpointError) as error:
         output.error(error.code, str(error))
-        return _EXIT_CODE_OF.get(error.code, error.exit_code)
-    except TurnpointError as error:
-        output.error(error.code, str(error))
-        return _EXIT_CODE_OF.get(error.code, EXIT_FAILED)
+        return _EXIT_CODE_OF.get(error.code, getattr(error, "exit_code", EXIT_FAILED))
     except OSError as error:
         where = error.filename or "a file, or the current folder"
         why = error.strerror or type(error).__name__
@@ -139,9 +137,9 @@ def main() -> None:
         code = run(sys.argv[1:])
         flush()
     except BrokenPipeError:
-        pass  # `turnpoint list | head -1`: its reader has what it wants
+        pass  # `turnpoint list | head -1`: its reader has read enough
     except OSError:
-        code = code or EXIT_FAILED  # a full disk: nobody was told of the result
+        code = code or EXIT_FAILED  # a full disk: the result was not printed
     # Not sys.exit: with Temporal's runtime loaded, the interpreter's own shutdown can abort
     # (SIGABRT, sdk-python issue 300) and would replace the exit code.
     os._exit(code)

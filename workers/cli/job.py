@@ -20,9 +20,9 @@ from activities.contract import (
     SaveOutcome,
     SaveResult,
 )
+from workers.cli.options import AsJson, JobOption, StateDir, settings_of_job
 from workers.cli.output import EXIT_REFUSED, Output
-from workers.cli.phases import Phases, restored
-from workers.cli.stack import AsJson, JobOption, StateDir, settings_of_job
+from workers.cli.progress import ProgressView, restored
 from workers.config.settings import Settings
 from workers.errors import Interrupted
 from workers.job import commands as job_runs
@@ -39,13 +39,13 @@ def save(
 ) -> None:
     """Save a snapshot of the running job, by the workflow SaveSnapshot.
 
-    Ctrl-C ends the looking on, not the save; cancel it in the Temporal UI.
+    Ctrl-C only stops following: the save goes on; cancel it in the Temporal UI.
     """
     output = Output(as_json)
     settings = settings_of_job(job_id, state_dir)
     given = SaveInput(job_id=settings.job_id, name=name)
-    with _naming_what_goes_on(settings) as on_started, Phases(output) as phases:
-        result = asyncio.run(job_runs.save(settings, given, phases.show, on_started))
+    with _naming_workflow(settings) as on_started, ProgressView(output) as view:
+        result = asyncio.run(job_runs.save(settings, given, view.on_progress, on_started))
     output.result(result, _saved(result))
     if result.outcome is SaveOutcome.SKIPPED:
         raise typer.Exit(EXIT_REFUSED)
@@ -71,15 +71,15 @@ def restore(
     """Bring the job back from a snapshot, by the workflow RestoreSnapshot.
 
     A job that is alive is refused (exit code 3) unless --replace: then it ends once the new
-    incarnation is claimed, and a local stack's Gym servers are restarted. Gym servers of another
-    fleet are to be restarted with --expect-restore, within restore_wait_s. Ctrl-C ends the
-    looking on.
+    incarnation is claimed, and a local stack's Gym servers are restarted. Restart the Gym servers
+    of another fleet with --expect-restore, within restore_wait_s. Ctrl-C only stops following:
+    the restore goes on.
     """
     output = Output(as_json)
     settings = settings_of_job(job_id, state_dir)
     given = RestoreInput(job_id=settings.job_id, snapshot=to, strict=strict, replace=replace)
-    with _naming_what_goes_on(settings) as on_started, Phases(output) as phases:
-        result = asyncio.run(_restore(settings, given, phases, on_started))
+    with _naming_workflow(settings) as on_started, ProgressView(output) as view:
+        result = asyncio.run(_restore(settings, given, view, on_started))
     output.line(restored(result))
     output.result(result, _continued(result))
 
@@ -103,9 +103,9 @@ def prune(
 ) -> None:
     """Delete old periodic snapshots, by the workflow PruneSnapshots.
 
-    Every save does this by itself for the current line. Snapshots of other lines, those that a
-    restore of an older one has left behind, stay until --other-lines. Named ones always stay, and
-    so does the one the job goes on from.
+    Every save does this by itself for the current line. Snapshots of other lines, left behind by
+    the restore of an older one, stay until --other-lines. Named ones always stay, and so does the
+    one the job goes on from.
     """
     output = Output(as_json)
     settings = settings_of_job(job_id, state_dir)
@@ -114,14 +114,14 @@ def prune(
         keep_latest_k=settings.keep_latest_k if keep_latest_k is None else keep_latest_k,
         other_lines=other_lines,
     )
-    with Phases(output) as phases:
-        result = asyncio.run(job_runs.prune(settings, given, phases.show))
+    with ProgressView(output) as view:
+        result = asyncio.run(job_runs.prune(settings, given, view.on_progress))
     output.result(result, _pruned(result))
 
 
 @contextmanager
-def _naming_what_goes_on(settings: Settings) -> Iterator[job_runs.OnStarted]:
-    """Ctrl-C names the workflow that was started, if one was."""
+def _naming_workflow(settings: Settings) -> Iterator[job_runs.OnStarted]:
+    """Name the started workflow in the error of Ctrl-C, if one was started."""
     begun: list[str] = []
     try:
         yield begun.append
@@ -132,11 +132,11 @@ def _naming_what_goes_on(settings: Settings) -> Iterator[job_runs.OnStarted]:
 
 
 async def _restore(
-    settings: Settings, given: RestoreInput, phases: Phases, on_started: job_runs.OnStarted
+    settings: Settings, given: RestoreInput, view: ProgressView, on_started: job_runs.OnStarted
 ) -> RestoreResult:
     if not given.replace:
         await job_runs.require_no_job(settings)
-    return await job_runs.restore(settings, given, phases.show, on_started=on_started)
+    return await job_runs.restore(settings, given, view.on_progress, on_started=on_started)
 
 
 def _saved(result: SaveResult) -> str:

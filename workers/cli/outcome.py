@@ -1,33 +1,31 @@
-"""How a command's end tells of rollouts that failed: how many, why, and where to look."""
+"""The end of a job for a command: its sentence, its next step, its exit code."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
+from rl.messages import ControllerStatus
+from workers.cli.output import EXIT_FAILED, EXIT_OK
 from workers.config.settings import Settings
+from workers.supervisor.event_log import Summary
+
+End = ControllerStatus | Summary
 
 
-def ended(state: str, finished: int, failed: int, failures: Mapping[str, int]) -> str:
-    """How a job ended, in a clause; the codes of the failures with their counts, if there are any.
-
-    Args:
-        state: What it ended as.
-        finished: Rollouts that finished.
-        failed: Rollouts whose runs are used up.
-        failures: Of these, how many ended with each code.
-    """
-    codes = ", ".join(f"{code}: {count}" for code, count in failures.items())
-    return f"{state}: {finished} finished, {failed} failed" + (f" ({codes})" if codes else "")
+def ended(end: End) -> str:
+    """The state and the counts in a clause, with the number of failures of each code."""
+    codes = ", ".join(f"{code}: {count}" for code, count in end.failures.items())
+    counts = f"{end.state}: {end.finished} finished, {end.failed} failed"
+    return counts + (f" ({codes})" if codes else "")
 
 
 def next_step(failed: int, settings: Settings) -> str | None:
-    """Where the failures are told in full; None without one."""
+    """The commands that show the failures in full; None without a failed rollout."""
     if not failed:
         return None
     agents = [server.name for server in settings.servers if server.kind == "agent"] or ["AGENT"]
     return "look at " + ", ".join(f"`turnpoint logs {name}`" for name in agents)
 
 
-def all_failed(finished: int, failed: int) -> bool:
-    """Whether a job that has ended has nothing to show for it: exit code 1."""
-    return failed > 0 and finished == 0
+def exit_code(end: End) -> int:
+    """0 for a job that has finished, unless every rollout of it has failed; else 1."""
+    all_failed = end.failed > 0 and end.finished == 0
+    return EXIT_OK if end.state == "finished" and not all_failed else EXIT_FAILED

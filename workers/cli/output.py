@@ -1,4 +1,4 @@
-"""What the command line prints: results on stdout, progress on stderr, JSON for scripts.
+"""The printing of the command line: results on stdout, progress on stderr, JSON for scripts.
 
 With `--json` stdout holds exactly one JSON value, also when the command fails:
 `{"error": {"code": ..., "message": ...}}`.
@@ -27,49 +27,48 @@ EXIT_CODES = (
 
 
 class Output:
-    """Where one command prints to.
+    """The terminal, pipes or files that one command prints to.
 
     Args:
         as_json: Print the result as JSON, and no progress.
     """
 
     def __init__(self, as_json: bool) -> None:
-        """Print nothing yet."""
         self._as_json = as_json
         self._terminal = Console(stderr=True, highlight=False)
-        # Into a pipe or file nobody's window limits a table.
+        # In a pipe or file no window limits the width of a table.
         self._result = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
     def line(self, text: str) -> None:
-        """One line of progress."""
+        """Print one line of progress."""
         if not self._as_json:
             self._terminal.print(text, markup=False, soft_wrap=True)
 
     def waiting(self, text: str) -> Status:
-        """A line that changes while the command waits; `update` it, use it as a context."""
+        """A line that changes while the command waits: `start`, `update` and `stop` it."""
         quiet = self._as_json or not self._terminal.is_terminal
         return Status(text, console=Console(quiet=True) if quiet else self._terminal)
 
     @property
     def is_terminal(self) -> bool:
-        """Whether somebody looks on: else changing lines are printed one below the other."""
+        """True if a line that changes is visible; else lines are printed one below the other."""
         return self._terminal.is_terminal and not self._as_json
 
-    def result(self, value: Any, shown: RenderableType | None = None) -> None:
-        """The result of the command.
+    def result(self, value: Any, text: RenderableType | None = None) -> None:
+        """Print the result of the command.
 
         Args:
-            value: A pydantic model or JSON value.
-            shown: What a person sees instead.
+            value: A pydantic model or JSON value, for scripts.
+            text: The same for a person; without it the value is printed.
         """
-        if self._as_json or shown is None:
+        if self._as_json or text is None:
             plain = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
             print(json.dumps(plain, indent=2, default=str))
         else:
-            self._result.print(shown)
+            self._result.print(text)
 
     def error(self, code: str, message: str) -> None:
-        """Why the command failed."""
+        """Print the error that ended the command."""
         if self._as_json:
             print(json.dumps({"error": {"code": code, "message": message}}))
         else:
@@ -77,6 +76,6 @@ class Output:
 
 
 def flush() -> None:
-    """Everything printed reaches its reader, before the process ends without clean-up."""
+    """Flush both streams: the process ends without the interpreter's clean-up."""
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""`turnpoint list`, `inspect`, `verify`: the snapshot folder. No server is needed for them."""
+"""`turnpoint list`, `inspect`, `verify`: they read the snapshot folder and need no server."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from gym.protocol import DigestMismatch
 from rl.errors import NotFound, SnapshotDamaged
 from rl.snapshots.folder import SnapshotFolder
 from rl.snapshots.manifest import SnapshotManifest
+from workers.cli.options import AsJson, JobOption, StateDir, settings_of_job
 from workers.cli.output import EXIT_FAILED, Output
 from workers.cli.snapshot_contents import rollouts_in
-from workers.cli.stack import AsJson, JobOption, StateDir, settings_of_job
 from workers.config.settings import Settings, load_settings
 
 _NEXT = (
-    "a restore skips it and takes the next older one (`turnpoint restore`); nothing deletes it by "
-    "itself. If every snapshot is damaged in its manifest, the snapshot key is another one"
+    "a restore skips it and takes the next older one (`turnpoint restore`); no command deletes it. "
+    "If every snapshot is damaged in its manifest, the snapshot key is another one"
 )
 
 SnapshotArgument = Annotated[
@@ -41,7 +41,7 @@ def list_snapshots(
     settings = load_settings(job_id=job_id, state_dir=state_dir)
     folder = _folder(settings)
     if not folder.path.is_dir():
-        settings_of_job(job_id, state_dir)  # refuses a job of which nothing is known here
+        settings_of_job(job_id, state_dir)  # refuses a job that has no folder and no stack
     current = set(folder.on_current_line())
     rows = [
         {**_row(folder, name), "line": "current" if name in current else "other"}
@@ -73,7 +73,7 @@ def inspect(
     state_dir: StateDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what is in a snapshot: each rollout with what a restore does with it, and each file."""
+    """Show a snapshot's rollouts, with what a restore does with each, and its files."""
     output = Output(as_json)
     folder = _folder(load_settings(job_id=job_id, state_dir=state_dir))
     try:

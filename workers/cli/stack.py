@@ -11,47 +11,21 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from rl.errors import OtherJob
 from workers.cli.doctor import examine
-from workers.cli.outcome import all_failed, ended, next_step
+from workers.cli.options import AsJson, JobOption, StateDir
+from workers.cli.outcome import ended, exit_code, next_step
 from workers.cli.output import EXIT_FAILED, EXIT_NOT_REACHABLE, Output
-from workers.cli.phases import Phases
+from workers.cli.progress import ProgressView
 from workers.config.settings import Settings, load_settings
 from workers.errors import NotRunning, stack_is_down
 from workers.job.follow import follow_to_the_end
 from workers.job.status import look_at_job
 from workers.stack.processes import log_tail
 from workers.stack.record import StackRecord
-from workers.stack.stack import Stack, settings_of
+from workers.stack.stack import Stack
 from workers.supervisor.event_log import LOG_NAME
 
-StateDir = Annotated[
-    Path | None, typer.Option(help="Folder of the stack. [default: .turnpoint]", show_default=False)
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for scripts.")]
-JobOption = Annotated[
-    str | None, typer.Option("--job-id", help="The job. [default: demo]", show_default=False)
-]
-
 LOG_LOOK_EVERY_S = 0.2
-
-
-def settings_of_job(job_id: str | None, state_dir: Path | None) -> Settings:
-    """The settings of a command that works on a job: on the one of this folder's stack.
-
-    Raises:
-        OtherJob: The stack was started for another job; nothing was touched.
-    """
-    settings = load_settings(job_id=job_id, state_dir=state_dir)
-    record = Stack(settings).record()
-    if record is not None and (theirs := settings_of(record).job_id) != settings.job_id:
-        raise OtherJob(
-            f"the stack in {settings.state_dir} is that of job {theirs!r}, and one stack has one "
-            f"job: start another for {settings.job_id!r} with `turnpoint up --job-id "
-            f"{settings.job_id} --state-dir FOLDER`",
-            participant=theirs,
-        )
-    return settings
 
 
 def up(
@@ -84,14 +58,15 @@ def up(
 
 def down(
     kill: Annotated[
-        bool, typer.Option("--kill", help="SIGKILL at once, as a crash of the machine would.")
+        bool, typer.Option("--kill", help="Simulate a crash of the machine: SIGKILL.")
     ] = False,
     state_dir: StateDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Stop every process of the stack, and no other.
 
-    What was not saved is lost: `turnpoint save` first. Snapshots and Temporal's history stay.
+    Turns since the newest snapshot are lost: run `turnpoint save` first. Snapshots and Temporal's
+    history stay.
     """
     output = Output(as_json)
     settings = load_settings(state_dir=state_dir)
@@ -109,8 +84,9 @@ def status(
     """Show the stack's processes, the Gym servers' phases and where the job stands.
 
     Exit code 4 if a process of the stack is not running. With --follow only the job counts: 0
-    when it has finished, 1 if it or every rollout of it has failed, 4 if it is gone and nobody
-    brings it back within restore_wait_s; the result is the controller's last status.
+    when it has finished, 1 if it or every rollout of it has failed, 4 if it is gone and is not
+    brought back within restore_wait_s; the result is the controller's last status. Ctrl-C only
+    stops following: the job goes on.
     """
     output = Output(as_json)
     settings = load_settings(state_dir=state_dir)
@@ -136,7 +112,7 @@ def status(
 def logs(
     name: Annotated[str, typer.Argument(help="A process of the stack, e.g. counter, worker_1.")],
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="How many lines.")] = 50,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print what comes.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines too.")] = False,
     state_dir: StateDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -150,8 +126,8 @@ def logs(
     if not log.is_file():
         if name == LOG_NAME:
             raise NotRunning(
-                "nobody has supervised the job here: `turnpoint run` without --detach does, and "
-                "keeps this log"
+                "the job was not supervised here: `turnpoint run` without --detach supervises it "
+                "and keeps this log"
             )
         known = ", ".join(sorted(path.stem for path in folder.glob("*.log"))) or "none yet"
         raise typer.BadParameter(f"no log of {name!r}; there are: {known}")
@@ -161,7 +137,7 @@ def logs(
         return
     print(tail)
     if follow and record is not None:
-        _follow(log)
+        _follow_log(log)
 
 
 def doctor(state_dir: StateDir = None, as_json: AsJson = False) -> None:
@@ -178,19 +154,18 @@ def doctor(state_dir: StateDir = None, as_json: AsJson = False) -> None:
 
 def _follow_job(settings: Settings, output: Output) -> None:
     settings.require_fleet()
-    with Phases(output) as phases:
-        end = asyncio.run(follow_to_the_end(settings, phases.job, output.line))
-    sentence = ended(end.state, end.finished, end.failed, end.failures)
-    body = end.model_dump(mode="json")
+    with ProgressView(output) as view:
+        end = asyncio.run(follow_to_the_end(settings, view.on_status, view.on_message))
+    body, sentence = end.model_dump(mode="json"), ended(end)
     if (look := next_step(end.failed, settings)) is not None:
         body["next"] = look
         sentence += f"; {look}"
     output.result(body, sentence)
-    if end.state != "finished" or all_failed(end.finished, end.failed):
-        raise typer.Exit(EXIT_FAILED)
+    if code := exit_code(end):
+        raise typer.Exit(code)
 
 
-def _follow(log: Path) -> None:
+def _follow_log(log: Path) -> None:
     with log.open(errors="replace") as file:
         file.seek(0, os.SEEK_END)
         while True:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from workers.cli import run as cli_run
+from workers.cli import supervised_run
 from workers.job import commands as job_runs
 from workers.job.cluster_view import ClusterView
 from workers.stack.record import StackRecord
@@ -43,7 +43,7 @@ def look(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[ClusterView]:
     monkeypatch.chdir(tmp_path)
     servers = [{"name": "counter", "kind": "resource", "url": "http://127.0.0.1:1"}]
     monkeypatch.setenv("TURNPOINT_SERVERS", json.dumps(servers))
-    monkeypatch.setattr(cli_run, "JobWatch", Watch)
+    monkeypatch.setattr(supervised_run, "JobWatch", Watch)
     monkeypatch.setattr(job_runs, "begin", begin)
     return looks
 

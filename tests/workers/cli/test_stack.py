@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from workers.cli import app as cli
-from workers.cli.output import EXIT_FAILED, EXIT_NOT_REACHABLE, EXIT_OK, EXIT_REFUSED, EXIT_USAGE
+from workers.cli.output import EXIT_FAILED, EXIT_NOT_REACHABLE, EXIT_OK, EXIT_USAGE
 from workers.config.settings import Settings
 from workers.stack.resolve import ports_needed
 
@@ -79,19 +79,6 @@ def test_down_of_nothing_is_fine(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out) == {"ended": 0}
 
 
-@pytest.mark.parametrize("command", ["run", "save", "restore", "prune", "list"])
-def test_a_second_job_on_a_stack_is_3_names_both_and_touches_nothing(
-    command: str, ended_stack: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Break: take the job from the flag, everything else from the stack."""
-    words = [command, "--job-id", "other", "--json", "--state-dir", str(ended_stack)]
-    assert cli.run(words) == EXIT_REFUSED
-    error = json.loads(capsys.readouterr().out)["error"]
-    assert error["code"] == "other_job"
-    assert "'demo'" in error["message"] and "turnpoint up --job-id other" in error["message"]
-    assert sorted(path.name for path in ended_stack.iterdir()) == ["logs", "stack.json"]
-
-
 def test_logs_prints_the_end_and_names_what_there_is(
     ended_stack: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -109,7 +96,7 @@ def test_without_a_supervisor_its_log_says_who_would_supervise(
     words = ["logs", "supervisor", "--state-dir", str(ended_stack)]
     assert cli.run(words) == EXIT_NOT_REACHABLE
     said = capsys.readouterr().err
-    assert "nobody has supervised the job" in said and "without --detach" in said
+    assert "the job was not supervised" in said and "without --detach" in said
 
 
 def test_a_record_of_the_stack_that_is_damaged_is_named(
