@@ -196,7 +196,7 @@ A late step of an older incarnation
 The save was cancelled or terminated in the Temporal UI before it published
     test_who_follows_is_told_how_a_workflow_was_ended_and_why
 A Gym server is down or was restarted before the save
-    test_begin_looks_at_servers_and_space_before_anything_stands_still
+    test_begin_checks_servers_and_space_before_anything_pauses
 The job has failed (a Gym server was restarted under it)
     test_a_restarted_server_fails_the_save_and_the_job_and_a_restore_brings_it_back
 A Gym server goes down during the save
