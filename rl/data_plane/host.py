@@ -6,17 +6,14 @@ digests of what is on disk. `load` compares sizes and digests of all files befor
 unpickled; it runs once per instance, into an empty TransferQueue. The event loop is never
 blocked: TransferQueue and the disk are used from a thread.
 
-Does not keep writers out during a save: the barrier does (section 7). A load that failed half way
-leaves TransferQueue in an unknown state: the instance then refuses everything and is to be killed.
+Writers are kept out during a save by the barrier, not here (design section 7). A load that failed
+half way leaves TransferQueue in an unknown state: the instance then refuses every call until it is
+killed.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
-import os
-import shutil
-import stat
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -25,23 +22,14 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from gym.durable import digest_of_file, sync_file, sync_folder
-from gym.protocol import (
-    DigestMismatch,
-    FolderOutsideRoot,
-    InvalidPhase,
-    NoSpace,
-    StaleIncarnation,
-    WrittenFile,
-)
+from gym.protocol import FolderOutsideRoot, InvalidPhase, StaleIncarnation, WrittenFile
+from rl.data_plane.files import DATA_PLANE_FOLDER, save_files, verify_files
 from rl.data_plane.names import STAGING, TRAINING
-from rl.errors import DataPlaneLost, Unpublished
+from rl.errors import DataPlaneLost
 from rl.messages import DATA_PLANE_HOST, JobConfig
 
 if TYPE_CHECKING:
     from rl.data_plane.transfer_queue import DataPlane
-
-DATA_PLANE_FOLDER = "data_plane"
 
 
 class DataPlaneHost:
@@ -53,17 +41,16 @@ class DataPlaneHost:
     """
 
     def __init__(self, config: JobConfig, incarnation: int) -> None:
-        """Start TransferQueue at once; an error reaches whoever calls next."""
         self._config = config
         self._incarnation = incarnation
         self._lock = asyncio.Lock()
-        self._starting: Future[DataPlane] = Future()
+        self._starting: Future[DataPlane] = Future()  # an error in it reaches each caller
         threading.Thread(target=self._start, name="transfer-queue-start", daemon=True).start()
         self._loaded: tuple[tuple[str, Sequence[WrittenFile]], int] | None = None
         self._broken = False
 
     async def job_id(self) -> str:
-        """Whose data this is; answered at once, to everybody."""
+        """Name of the job whose data this is; answered at once, whatever the incarnation."""
         return self._config.job_id
 
     async def ping(self, incarnation: int) -> None:
@@ -219,108 +206,8 @@ def data_plane_host(config: JobConfig, incarnation: int) -> Any:
     )
 
 
-def save_files(base: Path) -> list[WrittenFile]:
-    """Save TransferQueue below `base`, sync and digest it. Blocks; the folder must exist.
-
-    Raises:
-        Unpublished: `base` is gone, or another folder than before.
-        NoSpace: The disk is full.
-        DataPlaneLost: TransferQueue failed.
-    """
-    import transfer_queue as tq
-
-    identity = _identity(base)
-    if identity is None:
-        raise Unpublished("the checkpoint folder is gone", details={"folder": base.name})
-    target = base / DATA_PLANE_FOLDER
-    try:
-        tq.save_checkpoint(target)
-        if _identity(base) == identity:
-            # TransferQueue writes and does not sync.
-            files = [_synced(base, path) for path in _files(target)]
-            for path in (target, *(item for item in target.rglob("*") if item.is_dir()), base):
-                sync_folder(path)
-            return files
-    except Exception as error:
-        if _identity(base) == identity:
-            if _is_full(error):
-                raise NoSpace(
-                    f"{DATA_PLANE_FOLDER}: {os.strerror(errno.ENOSPC)}; free space below the "
-                    "snapshot root, then save again",
-                    participant=DATA_PLANE_HOST,
-                    details={"file": DATA_PLANE_FOLDER},
-                ) from error
-            raise DataPlaneLost(
-                f"TransferQueue did not save ({type(error).__name__})", participant=DATA_PLANE_HOST
-            ) from error
-    # TransferQueue creates missing parents: what it made under the old name is ours to remove.
-    _remove_recreated(base)
-    raise Unpublished(
-        "the checkpoint folder was renamed during the save", details={"folder": base.name}
-    )
-
-
-def _is_full(error: BaseException | None) -> bool:
-    """Whether a full disk is behind an error: TransferQueue's actors hand on its text alone."""
-    while error is not None:
-        if os.strerror(errno.ENOSPC) in str(error):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
-def verify_files(base: Path, files: Sequence[WrittenFile]) -> None:
-    """Compare the data plane on disk with its records: no file missing, damaged or too much.
-
-    Raises:
-        DigestMismatch: The first file that differs, named.
-    """
-    expected = {file.path: file for file in files}
-    found = {path.relative_to(base).as_posix(): path for path in _files(base / DATA_PLANE_FOLDER)}
-    for name in sorted(expected.keys() | found.keys()):
-        if name not in found:
-            raise _damaged(name, "missing")
-        if name not in expected:
-            raise _damaged(name, "not in the manifest")
-        if not stat.S_ISREG(found[name].lstat().st_mode):
-            raise _damaged(name, "no regular file")
-        if digest_of_file(found[name]) != (expected[name].bytes, expected[name].sha256):
-            raise _damaged(name, "not the file that was written")
-    if not expected:
-        raise _damaged(f"{DATA_PLANE_FOLDER}/controller_state.pkl", "not in the manifest")
-
-
 def _actor_names() -> list[str]:
     return [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)]
-
-
-def _damaged(name: str, why: str) -> DigestMismatch:
-    return DigestMismatch(f"{name}: {why}", participant=DATA_PLANE_HOST, details={"file": name})
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
-
-
-def _synced(base: Path, path: Path) -> WrittenFile:
-    sync_file(path)
-    size, sha256 = digest_of_file(path)
-    return WrittenFile(path=path.relative_to(base).as_posix(), bytes=size, sha256=sha256)
-
-
-def _identity(folder: Path) -> tuple[int, int] | None:
-    try:
-        found = folder.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_dev, found.st_ino
-
-
-def _remove_recreated(base: Path) -> None:
-    if base.exists():
-        for name in (DATA_PLANE_FOLDER, f"{DATA_PLANE_FOLDER}.tmp"):
-            shutil.rmtree(base / name, ignore_errors=True)
-        base.rmdir()
 
 
 async def _rows(plane: DataPlane) -> int:

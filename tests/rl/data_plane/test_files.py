@@ -10,7 +10,7 @@ import pytest
 import transfer_queue as tq
 
 from gym.protocol import DigestMismatch
-from rl.data_plane.host import save_files, verify_files
+from rl.data_plane.files import save_files, verify_files
 from rl.errors import DataPlaneLost, Unpublished
 
 

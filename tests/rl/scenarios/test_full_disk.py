@@ -10,7 +10,7 @@ import pytest
 import transfer_queue as tq
 
 from gym.protocol import NoSpace, NotWritten
-from rl.data_plane.host import save_files
+from rl.data_plane.files import save_files
 from rl.errors import DataPlaneLost, Superseded
 from rl.snapshots import incarnations
 from rl.snapshots.folder import SnapshotFolder
