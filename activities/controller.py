@@ -41,7 +41,7 @@ class ControllerActivities(ActivityGroup):
             FolderError: The manifest could not be sealed: its key cannot be read here.
         """
         async with self._driving(request) as clock:
-            await asyncio.to_thread(SnapshotFolder(self._config).demand_key)
+            await asyncio.to_thread(SnapshotFolder(self._config).require_key)
             try:
                 answer = await SingleControllerClient.begin_checkpoint(
                     request.job_id, request.checkpoint_id, request.name, timeout_s=BEGIN_TIMEOUT_S

@@ -24,9 +24,9 @@ from activities.group import ActivityGroup
 from rl.errors import NoSnapshot, SnapshotDamaged, TopologyMismatch
 from rl.messages import JobConfig
 from rl.snapshots.folder import SnapshotFolder
-from rl.snapshots.incarnations import demand_newest
+from rl.snapshots.incarnations import require_newest
 from rl.snapshots.manifest import SnapshotManifest
-from rl.snapshots.topology import demand_fit, topology_of
+from rl.snapshots.topology import require_fit, topology_of
 
 
 class FolderActivities(ActivityGroup):
@@ -109,14 +109,14 @@ class FolderActivities(ActivityGroup):
         """
         skipped: list[str] = []
         async with self._driving(request) as clock:
-            demand_newest(self._config.job_folder, request.incarnation)
+            require_newest(self._config.job_folder, request.incarnation)
             found = topology_of(self._config, request.servers, {})
             for name in await asyncio.to_thread(self._folder.candidates, request.snapshot):
                 if name in request.excluded:
                     continue
                 try:
                     manifest = await asyncio.to_thread(self._folder.verify, name)
-                    demand_fit(manifest.topology, found, snapshot=name)
+                    require_fit(manifest.topology, found, snapshot=name)
                 except (SnapshotDamaged, TopologyMismatch) as error:
                     if request.strict:
                         raise

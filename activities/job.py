@@ -113,7 +113,7 @@ class JobActivities(ActivityGroup):
             Superseded: A newer incarnation was claimed.
             StaleCheckpoint: Temporal does not wait for this very try any more.
         """
-        incarnations.demand_newest(self._config.job_folder, incarnation)
+        incarnations.require_newest(self._config.job_folder, incarnation)
         await prove(self._client)
 
     async def _require_replaceable(self, request: ClaimRequest) -> None:
@@ -164,7 +164,7 @@ class JobActivities(ActivityGroup):
     async def load_data_plane(self, request: LoadRequest) -> LoadDataPlaneResult:
         """Restore, step 1: host, generation endpoint and NemoGym started, TransferQueue loaded."""
         async with self._driving(request) as clock:
-            incarnations.demand_newest(self._config.job_folder, request.incarnation)
+            incarnations.require_newest(self._config.job_folder, request.incarnation)
             await job.start_data_plane(self._config, request.incarnation, request.servers)
             rows = await DataPlaneHostClient(request.incarnation).load(
                 str(self._config.job_folder / request.snapshot),
@@ -176,7 +176,7 @@ class JobActivities(ActivityGroup):
     async def start_controller(self, request: LoadRequest) -> StartControllerResult:
         """Restore, step 2: RL's own state is loaded, each unfinished rollout has run n+1."""
         async with self._driving(request) as clock:
-            incarnations.demand_newest(self._config.job_folder, request.incarnation)
+            incarnations.require_newest(self._config.job_folder, request.incarnation)
             await job.start_single_controller(self._config, request.incarnation, request.servers)
             answer = await SingleControllerClient(request.incarnation).start_restored(
                 request.restore_id,
@@ -206,7 +206,7 @@ class JobActivities(ActivityGroup):
     async def drop_restored(self, request: DropRestoredRequest) -> ServersResult:
         """Leave nothing of a try: servers back to awaiting, the actors killed and waited for."""
         async with self._driving(request) as clock:
-            incarnations.demand_newest(self._config.job_folder, request.incarnation)
+            incarnations.require_newest(self._config.job_folder, request.incarnation)
             old = await job.actors()
             try:
                 servers = await reset_servers(

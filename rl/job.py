@@ -43,7 +43,7 @@ from rl.nemo_gym.client import NemoGymClient
 from rl.nemo_gym.joining import discover_and_join
 from rl.records.dataset import read_dataset
 from rl.snapshots import incarnations
-from rl.snapshots.one_job import refuse_other_job, stands_in_the_way
+from rl.snapshots.one_job import blocks_start, require_no_other_job
 
 _START_LIMIT_S = 120.0
 """TransferQueue's actors import torch: 6 to 15 s on two cores (reference/runtime.md)."""
@@ -84,9 +84,9 @@ async def alive_here(config: JobConfig) -> ControllerStatus | None:
         RayUnreachable: There is no cluster.
         DeadlineExceeded: A controller is there and does not answer: who replaces it kills it.
     """
-    refuse_other_job(config.job_id, await data_plane_job())
+    require_no_other_job(config.job_id, await data_plane_job())
     status = await alive(config)
-    refuse_other_job(config.job_id, status.job_id if status is not None else None)
+    require_no_other_job(config.job_id, status.job_id if status is not None else None)
     return status
 
 
@@ -137,7 +137,7 @@ async def start_data_plane(
     try:
         await _start_data_plane(config, incarnation, servers)
     except StaleIncarnation:
-        incarnations.demand_newest(config.job_folder, incarnation)
+        incarnations.require_newest(config.job_folder, incarnation)
         await kill_actors()
         await _start_data_plane(config, incarnation, servers)
 
@@ -190,7 +190,7 @@ async def start_single_controller(
     try:
         await _start_single_controller(config, incarnation, servers)
     except StaleIncarnation:
-        incarnations.demand_newest(config.job_folder, incarnation)
+        incarnations.require_newest(config.job_folder, incarnation)
         await kill_actors([actor for actor in await actors() if actor.name == SINGLE_CONTROLLER])
         await _start_single_controller(config, incarnation, servers)
 
@@ -264,7 +264,7 @@ async def start_fresh(
     client: GymClient,
     *,
     replace: bool = False,
-    claimed: Callable[[int], Awaitable[None]] = _nothing,
+    on_claimed: Callable[[int], Awaitable[None]] = _nothing,
 ) -> int:
     """Start the job at its first prompt, as a line without a parent.
 
@@ -278,7 +278,7 @@ async def start_fresh(
         owner: Ids of the caller, `run_id` among them; a repeat is recognised by it.
         client: HTTP client with the control token.
         replace: End a life of this job that still answers; only after the claim.
-        claimed: Awaited with the incarnation once that is claimed: brings the Gym servers into
+        on_claimed: Awaited with the incarnation once that is claimed: brings the Gym servers into
             the phase in which they join a job that starts (closed).
 
     Returns:
@@ -305,7 +305,7 @@ async def start_fresh(
     if found is not None and found.incarnation == mine:
         if found.state is not JobPhase.STARTING:
             return found.incarnation
-    elif found is not None and stands_in_the_way(folder, found) and not replace:
+    elif found is not None and blocks_start(folder, found) and not replace:
         raise JobAlive(
             f"job {found.job_id} (incarnation {found.incarnation}) is {found.state} here",
             participant=SINGLE_CONTROLLER,
@@ -314,11 +314,11 @@ async def start_fresh(
     dataset.require_agents([server.name for server in config.servers if server.kind == "agent"])
     old = await actors()
     incarnation = await asyncio.to_thread(incarnations.claim, folder, owner, after=newest)
-    await asyncio.to_thread(incarnations.demand_newest, folder, incarnation)
+    await asyncio.to_thread(incarnations.require_newest, folder, incarnation)
     await kill_actors(old)
-    await asyncio.to_thread(incarnations.demand_newest, folder, incarnation)
-    await claimed(incarnation)
-    await asyncio.to_thread(incarnations.demand_newest, folder, incarnation)
+    await asyncio.to_thread(incarnations.require_newest, folder, incarnation)
+    await on_claimed(incarnation)
+    await asyncio.to_thread(incarnations.require_newest, folder, incarnation)
     servers = await discover_and_join(client, config, incarnation, config.restore_wait_s)
     await asyncio.gather(
         start_data_plane(config, incarnation, servers),

@@ -29,7 +29,7 @@ from gym.protocol import (
 from gym.protocol.records import BaseUrl, ServerName
 
 JobId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
-SnapshotFolder = Annotated[str, Field(pattern=r"^snapshot_[0-9]{6,}$")]
+SnapshotFolderName = Annotated[str, Field(pattern=r"^snapshot_[0-9]{6,}$")]
 
 RAY_NAMESPACE = "turnpoint"
 SINGLE_CONTROLLER = "SingleController"
@@ -57,7 +57,7 @@ class ServerConfig(Wire):
     url: BaseUrl
 
 
-def told_apart(servers: list[ServerConfig]) -> list[ServerConfig]:
+def require_distinct(servers: list[ServerConfig]) -> list[ServerConfig]:
     """The servers, each with a name of its own."""
     names = [server.name for server in servers]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -70,7 +70,7 @@ def told_apart(servers: list[ServerConfig]) -> list[ServerConfig]:
     return servers
 
 
-Servers = Annotated[list[ServerConfig], AfterValidator(told_apart)]
+Servers = Annotated[list[ServerConfig], AfterValidator(require_distinct)]
 """A server's name is its folder in a snapshot, and one server answers at a URL: no two of either
 are the same."""
 

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field
 from gym.protocol import Wire
 from gym.protocol.records import OperationId
 from rl.messages import ContinuedRollout as ContinuedRollout
-from rl.messages import JobId, SnapshotFolder
+from rl.messages import JobId, SnapshotFolderName
 from rl.messages import ServerReport as ServerReport
 
 TASK_QUEUE = "turnpoint-snapshots"
@@ -83,7 +83,7 @@ class SaveResult(Wire):
 
     outcome: SaveOutcome
     checkpoint_id: OperationId
-    snapshot: SnapshotFolder | None = None
+    snapshot: SnapshotFolderName | None = None
     reason: str | None = None
     """Why it was skipped, or what happened after publishing (a cancellation that came late)."""
     incarnation: int | None = None
@@ -110,7 +110,7 @@ class Progress(Wire):
 class RestoreInput(JobRequest):
     """Input of `RestoreSnapshot`."""
 
-    snapshot: SnapshotFolder | SnapshotName | Literal["latest"] = "latest"
+    snapshot: SnapshotFolderName | SnapshotName | Literal["latest"] = "latest"
     strict: bool = False
     """Fail instead of taking the next older snapshot."""
     replace: bool = False
@@ -122,7 +122,7 @@ class RestoreResult(Wire):
 
     restore_id: OperationId
     incarnation: int
-    snapshot: SnapshotFolder
+    snapshot: SnapshotFolderName
     skipped: list[str] = []
     """Newer snapshots that were not usable, each with its reason."""
     finished_rollouts: int

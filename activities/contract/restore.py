@@ -11,7 +11,7 @@ from rl.messages import (
     ContinuedRollout,
     JoinedServer,
     ServerReport,
-    SnapshotFolder,
+    SnapshotFolderName,
     StartAnswer,
 )
 
@@ -71,7 +71,7 @@ class SelectRequest(RestoreStep):
 class SelectResult(Timed):
     """Answer of `select_snapshot`: verified, before anything is loaded."""
 
-    snapshot: SnapshotFolder
+    snapshot: SnapshotFolderName
     source_checkpoint_id: OperationId
     source_incarnation: int
     skipped: list[str] = []
@@ -82,7 +82,7 @@ class SelectResult(Timed):
 class LoadRequest(RestoreStep):
     """Request of `load_data_plane` and `start_controller`."""
 
-    snapshot: SnapshotFolder
+    snapshot: SnapshotFolderName
     servers: list[JoinedServer]
     files: list[WrittenFile]
 
@@ -96,7 +96,7 @@ class LoadDataPlaneResult(Timed):
 class RestoreCheckpointRequest(RestoreStep):
     """Request of `restore_checkpoint`."""
 
-    snapshot: SnapshotFolder
+    snapshot: SnapshotFolderName
     files: list[WrittenFile]
     source_checkpoint_id: OperationId
 
@@ -114,7 +114,7 @@ class DiscardContinuationsResult(Timed):
 class ResumeRestoredRequest(RestoreStep):
     """Request of `resume_restored`; `<k>.from.json` is created before the first resume."""
 
-    snapshot: SnapshotFolder
+    snapshot: SnapshotFolderName
 
 
 class StartPumpsRequest(RestoreStep):

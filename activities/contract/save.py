@@ -15,7 +15,7 @@ from rl.messages import (
     CutAnswer,
     PrepareAnswers,
     ServerReport,
-    SnapshotFolder,
+    SnapshotFolderName,
     Topology,
 )
 
@@ -73,7 +73,7 @@ class CutResult(CutAnswer, Timed):
 class PublishRequest(FolderRequest):
     """Request of `publish_snapshot`."""
 
-    snapshot: SnapshotFolder
+    snapshot: SnapshotFolderName
     name: SnapshotName | None = None
     files: list[WrittenFile]
     topology: Topology
@@ -103,7 +103,7 @@ class ResumeCheckpointRequest(CheckpointKey):
 
     incarnation: int | None = Field(default=None, ge=1)
     """Null if the answer of `begin_checkpoint` was lost: the id alone is enough."""
-    published: SnapshotFolder | None = None
+    published: SnapshotFolderName | None = None
 
 
 class ResumeCheckpointResult(Timed):

@@ -36,7 +36,7 @@ from rl.messages import (
 )
 from rl.nemo_gym.client import NemoGymClient
 from rl.snapshots.folder import SnapshotFolder
-from rl.snapshots.one_job import refuse_other_job
+from rl.snapshots.one_job import require_no_other_job
 
 T = TypeVar("T")
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])
@@ -76,7 +76,7 @@ class SingleController:
         Raises:
             OtherJob: A worker of another job has joined this cluster.
         """
-        refuse_other_job(job_id, self._job.config.job_id)
+        require_no_other_job(job_id, self._job.config.job_id)
         return await self._controller(self._job.incarnation).saves.begin(checkpoint_id, name)
 
     async def close_admission(self, incarnation: int, checkpoint_id: str, timeout_s: float) -> int:

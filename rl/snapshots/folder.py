@@ -73,7 +73,7 @@ class SnapshotFolder:
 
     # --- a save -------------------------------------------------------------------------------
 
-    def demand_key(self) -> None:
+    def require_key(self) -> None:
         """Refuse a save that this process could not seal in the end.
 
         Raises:
@@ -93,7 +93,7 @@ class SnapshotFolder:
             StaleCheckpoint: This checkpoint is published already.
             NoSpace, NotWritten: The folder cannot be written.
         """
-        incarnations.demand_newest(self.path, incarnation)
+        incarnations.require_newest(self.path, incarnation)
         if (published := self.find_published(checkpoint_id)) is not None:
             raise StaleCheckpoint(f"this checkpoint is published as {published}")
         try:
@@ -132,13 +132,13 @@ class SnapshotFolder:
         if done is not None:
             return done
         self._demand_fit(tmp, snapshot, manifest)
-        incarnations.demand_newest(self.path, manifest.incarnation)
+        incarnations.require_newest(self.path, manifest.incarnation)
         listed = sorted(files, key=lambda file: file.path)
         sealed = manifest.model_copy(update={"files": listed}).sealed(read_key(self._config))
         try:
             folder_check.check(self.path / tmp, listed, _refuse(tmp), sync=True)
             self._names.replace_file(tmp, MANIFEST, sealed.encoded())
-            incarnations.demand_newest(self.path, manifest.incarnation)
+            incarnations.require_newest(self.path, manifest.incarnation)
             os.rename(self.path / tmp, self.path / snapshot)
         except (OSError, PublishRefused) as error:
             # Renamed away meanwhile (then files seem to be missing): whoever did it decides, a
@@ -196,7 +196,7 @@ class SnapshotFolder:
         Raises:
             Superseded: A newer incarnation exists.
         """
-        incarnations.demand_newest(self.path, incarnation)
+        incarnations.require_newest(self.path, incarnation)
         self.sweep()
         self._names.empty_trash()
 
@@ -307,7 +307,7 @@ class SnapshotFolder:
                 f"nothing to prune: job {self.path.name} has never run; `turnpoint run` starts it"
             )
         if incarnation is not None:
-            incarnations.demand_newest(self.path, incarnation)
+            incarnations.require_newest(self.path, incarnation)
         if incarnations.origin(self.path, newest) is None:
             raise RestoreNotFinished(
                 f"incarnation {newest} has not named the snapshot it goes on from"
@@ -324,7 +324,7 @@ class SnapshotFolder:
         removed = []
         for name in sorted(doomed, key=number_of):
             # A claim in between wants the choice that it finds: asked before each.
-            incarnations.demand_newest(self.path, newest)
+            incarnations.require_newest(self.path, newest)
             if self._names.to_trash([name]):
                 removed.append(name)
         self._names.empty_trash()

@@ -20,7 +20,7 @@ from pydantic import Field, ValidationError
 from gym.durable import create_exclusively, refusal_of_the_disk, sync_folder
 from gym.protocol import SCHEMA_VERSION, Wire, canonical_json
 from rl.errors import IncarnationDamaged, OriginConflict, Superseded
-from rl.messages import SnapshotFolder
+from rl.messages import SnapshotFolderName
 from rl.snapshots.manifest import read_manifest
 from rl.snapshots.names import number_of
 
@@ -43,7 +43,7 @@ class Origin(Wire):
 
     schema_version: Literal[1] = SCHEMA_VERSION
     incarnation: int = Field(ge=1)
-    snapshot: SnapshotFolder | None
+    snapshot: SnapshotFolderName | None
     """Null: a fresh start, a line without a parent."""
     snapshot_incarnation: int | None = Field(default=None, ge=1)
     """Who saved that snapshot; kept here, so that the line survives its deletion."""
@@ -60,7 +60,7 @@ def not_begun(job_folder: Path) -> int | None:
     return number if number and number not in _numbers(job_folder, _ORIGIN) else None
 
 
-def demand_newest(job_folder: Path, incarnation: int) -> None:
+def require_newest(job_folder: Path, incarnation: int) -> None:
     """Raise `Superseded` unless `incarnation` is the newest."""
     found = newest(job_folder)
     if found != incarnation:
@@ -133,7 +133,7 @@ def _claim(
                 raise _taken(mine, newest(job_folder)) from None
     # A try that died between creating and syncing may be the one that is repeated here.
     sync_folder(folder)
-    demand_newest(job_folder, mine)
+    require_newest(job_folder, mine)
     return mine
 
 
@@ -150,7 +150,7 @@ def record_origin(job_folder: Path, incarnation: int, snapshot: str | None) -> N
         OriginConflict: k has named another origin before.
         SnapshotDamaged: The snapshot's manifest does not say who saved it.
     """
-    demand_newest(job_folder, incarnation)
+    require_newest(job_folder, incarnation)
     saved_by = None if snapshot is None else read_manifest(job_folder / snapshot).incarnation
     record = Origin(incarnation=incarnation, snapshot=snapshot, snapshot_incarnation=saved_by)
     path = job_folder / FOLDER / f"{incarnation}.from.json"

@@ -28,7 +28,7 @@ from gym.protocol import (
 from gym.protocol.records import OperationId, Sha256
 from gym.secret_file import read_secret_file
 from rl.errors import FolderError, SnapshotDamaged
-from rl.messages import JobId, SnapshotFolder, SnapshotPlace, Topology
+from rl.messages import JobId, SnapshotFolderName, SnapshotPlace, Topology
 
 MANIFEST = "manifest.json"
 BOOTSTRAP = "bootstrap"
@@ -43,7 +43,7 @@ class SnapshotManifest(Wire):
 
     schema_version: Literal[1] = SCHEMA_VERSION
     job_id: JobId
-    snapshot: SnapshotFolder
+    snapshot: SnapshotFolderName
     checkpoint_id: OperationId
     name: str | None = None
     """A named snapshot is never pruned."""

@@ -9,7 +9,7 @@ from rl.messages import ControllerStatus, JobPhase
 from rl.snapshots import incarnations
 
 
-def refuse_other_job(job_id: str, found: str | None) -> None:
+def require_no_other_job(job_id: str, found: str | None) -> None:
     """Refuse a cluster that holds another job.
 
     Args:
@@ -27,7 +27,7 @@ def refuse_other_job(job_id: str, found: str | None) -> None:
         )
 
 
-def stands_in_the_way(job_folder: Path, status: ControllerStatus) -> bool:
+def blocks_start(job_folder: Path, status: ControllerStatus) -> bool:
     """Whether a job must not be started or restored while this controller answers.
 
     It must if the job is over, or if nobody can set it going any more: a start of `turnpoint run`

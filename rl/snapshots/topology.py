@@ -38,7 +38,7 @@ def topology_of(
     )
 
 
-def demand_fit(saved: Topology, found: Topology, *, snapshot: str) -> None:
+def require_fit(saved: Topology, found: Topology, *, snapshot: str) -> None:
     """Refuse a snapshot that another fleet has saved.
 
     The semantic part is not compared here: a restore takes dataset and generations from the

@@ -53,7 +53,7 @@ class Start:
     async def begin(self) -> None:
         async with GymClient(SecretStr("t" * 40)) as client:
             await job.start_fresh(
-                self.config, self.workload, {"run_id": "one"}, client, claimed=self.claimed
+                self.config, self.workload, {"run_id": "one"}, client, on_claimed=self.claimed
             )
 
     def _stand_still(self, step: str) -> None:
@@ -64,14 +64,14 @@ class Start:
     def _claimed_first(self, *given: Any, **more: Any) -> int:
         incarnation = self._claim(*given, **more)
         self._stand_still("claim")
-        demand = incarnations.demand_newest
+        require = incarnations.require_newest
 
-        def demanded(*given: Any) -> None:
-            demand(*given)
-            self._monkeypatch.setattr(incarnations, "demand_newest", demand)
+        def required(*given: Any) -> None:
+            require(*given)
+            self._monkeypatch.setattr(incarnations, "require_newest", require)
             self._stand_still("question before the kill")
 
-        self._monkeypatch.setattr(incarnations, "demand_newest", demanded)
+        self._monkeypatch.setattr(incarnations, "require_newest", required)
         return incarnation
 
     async def alive_here(self, _: JobConfig) -> ControllerStatus | None:

@@ -32,7 +32,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from gym.protocol import Kind
 from gym.protocol.records import ServerName
 from gym.server.settings import ENV_PREFIX
-from rl.messages import ServerConfig, told_apart
+from rl.messages import ServerConfig, require_distinct
 
 NOT_FOR_SERVERS = frozenset(
     {"temporal", "temporal_ui", "ray", "ray_client", "ray_agent", "ray_child"}
@@ -100,7 +100,9 @@ def _listen_apart(servers: list[GymServer]) -> list[GymServer]:
     return servers
 
 
-Servers = Annotated[list[GymServer], AfterValidator(told_apart), AfterValidator(_listen_apart)]
+Servers = Annotated[
+    list[GymServer], AfterValidator(require_distinct), AfterValidator(_listen_apart)
+]
 
 
 def own_servers(ports: Mapping[str, int], host: str, folder: Path) -> list[GymServer]:

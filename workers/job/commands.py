@@ -28,7 +28,7 @@ from gym.protocol import Phase
 from rl.errors import NoSnapshot, RayUnreachable
 from rl.messages import JobConfig, Workload
 from rl.snapshots.folder import SnapshotFolder
-from rl.snapshots.one_job import stands_in_the_way
+from rl.snapshots.one_job import blocks_start
 from workers.config.settings import Settings
 from workers.errors import Refused
 from workers.job import ray_client as ray_side
@@ -256,7 +256,7 @@ async def require_no_job(settings: Settings) -> None:
     except RayUnreachable as error:
         Stack(settings).require_running()
         raise RayUnreachable(f"{error.message} (ray_address: {settings.ray_address})") from None
-    if now is not None and stands_in_the_way(config.job_folder, now):
+    if now is not None and blocks_start(config.job_folder, now):
         raise Refused(
             f"job {now.job_id} runs already as incarnation {now.incarnation}; `turnpoint restore "
             "--replace` takes it back to the snapshot, `turnpoint down` ends it with its stack, "

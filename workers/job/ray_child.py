@@ -103,7 +103,7 @@ async def start_fresh(settings: Settings, *, replace: bool) -> FreshStart:
     try:
         async with GymClient(read_control_token(settings)) as gym:
             incarnation = await job.start_fresh(
-                settings.job_config(), workload, owner, gym, replace=replace, claimed=on_claimed
+                settings.job_config(), workload, owner, gym, replace=replace, on_claimed=on_claimed
             )
     except (TurnpointError, WorkerRoomError) as error:
         return FreshStart(code=error.code, message=str(error))
