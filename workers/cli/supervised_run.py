@@ -7,7 +7,7 @@ import signal
 import time
 
 from rl.messages import ControllerStatus, Workload
-from rl.snapshots.one_job import refuse_other_job, stands_in_the_way
+from rl.snapshots.one_job import blocks_start, require_no_other_job
 from workers.cli.outcome import next_step
 from workers.cli.output import Output
 from workers.cli.progress import ProgressView, restored
@@ -122,13 +122,13 @@ class SupervisedRun:
             ) from None
         if not seen.reachable:
             raise NotRunning("no Ray cluster answers: start the stack with `turnpoint up`")
-        refuse_other_job(self._settings.job_id, seen.other_job)
+        require_no_other_job(self._settings.job_id, seen.other_job)
         now = seen.controller
         if now is not None and now.state == "finished" and not self._fresh:
             self._last = now
             raise FinishedAlready(now.incarnation)
         folder = self._settings.snapshot_place().job_folder
-        if seen.silent or (now is not None and stands_in_the_way(folder, now)):
+        if seen.silent or (now is not None and blocks_start(folder, now)):
             which = f" as incarnation {now.incarnation}" if now is not None else ""
             raise Refused(
                 f"job {self._settings.job_id} runs already{which}; follow it with `turnpoint "
