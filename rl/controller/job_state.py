@@ -184,13 +184,13 @@ class JobState:
         Raises:
             DataPlaneLost: It took longer; what took effect is unknown, and the job has failed.
         """
-        limit_s = self.config.data_plane_timeout_s
+        timeout_s = self.config.data_plane_timeout_s
         work = asyncio.ensure_future(operation)
         try:
-            while not (await asyncio.wait({work}, timeout=limit_s))[0]:
+            while not (await asyncio.wait({work}, timeout=timeout_s))[0]:
                 if not (saves := self.storing.running):
                     lost = DataPlaneLost(
-                        f"no answer in {limit_s:g} s: what took effect is unknown",
+                        f"no answer in {timeout_s:g} s: what took effect is unknown",
                         participant="TransferQueue",
                     )
                     self.fail(lost)

@@ -15,7 +15,7 @@ from rl.controller.job_state import JobState
 from rl.data_plane.names import STAGING
 from rl.messages import BeginAnswer, JobPhase
 
-_STATUS_LIMIT_S = 5.0
+_STATUS_TIMEOUT_S = 5.0
 _LEAST_FREE_BYTES = 16 << 20
 _TIMES_THE_NEWEST = 2
 """A snapshot is written beside the newest one and may have grown since."""
@@ -46,7 +46,7 @@ def require_ready(job: JobState, running: str | None) -> None:
 
     Args:
         job: The job.
-        running: Id of the save that holds the controller, if any.
+        running: Id of the save that runs, if any.
 
     Raises:
         SaveRefused: Nothing is sent yet, everything is over, or another save runs.
@@ -82,7 +82,7 @@ async def require_changed(job: JobState, others: Collaborators) -> None:
 async def require_open_servers(job: JobState, others: Collaborators) -> None:
     """Raise `SaveRefused` if a server is silent, another process than joined, or not open."""
     try:
-        async with asyncio.timeout(_STATUS_LIMIT_S):
+        async with asyncio.timeout(_STATUS_TIMEOUT_S):
             servers = await others.gym.status()
     except (TurnpointError, TimeoutError) as error:
         why = error.code if isinstance(error, TurnpointError) else "no answer"

@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Save:
-    """The save that holds the controller."""
+    """The save that runs."""
 
     checkpoint_id: str
     closed_at: float | None = None
@@ -79,7 +79,7 @@ class SaveCoordinator:
 
     @property
     def checkpoint_id(self) -> str | None:
-        """The id that holds the controller."""
+        """Id of the save that runs."""
         self._lease.check()
         return self._save.checkpoint_id if self._save else None
 
@@ -124,9 +124,9 @@ class SaveCoordinator:
 
         Raises:
             DeadlineExceeded: Some were still owed after `timeout_s`; their rollouts are named.
-            StaleCheckpoint, CheckpointConflict, InvalidPhase: The id does not hold the controller.
+            StaleCheckpoint, CheckpointConflict, InvalidPhase: This save does not run here.
         """
-        save, _ = self._require_holder(checkpoint_id)
+        save, _ = self._require_running(checkpoint_id)
         if save.closed_at is None:
             save.closed_at = self._others.clock()
             save.owed_at_close = frozenset(r.rollout_id for r in self._job.ledger.owed())
@@ -154,9 +154,9 @@ class SaveCoordinator:
             DataPlaneBusy: TransferQueue's save of an earlier try has not returned.
             NotHeld: A server no longer has this checkpoint.
             NoSpace, NotWritten: The disk refuses.
-            StaleCheckpoint, CheckpointConflict, InvalidPhase: The id does not hold the controller.
+            StaleCheckpoint, CheckpointConflict, InvalidPhase: This save does not run here.
         """
-        save, begun = self._require_holder(checkpoint_id)
+        save, begun = self._require_running(checkpoint_id)
         if save.closed_at is None:
             raise InvalidPhase("close_admission comes before the cut")
         if folder != begun.folder:
@@ -168,7 +168,7 @@ class SaveCoordinator:
         )
 
     def renew(self, checkpoint_id: str, lease_s: float) -> bool:
-        """Extend the lease to `lease_s` from now; False if this id does not hold the controller.
+        """Extend the lease to `lease_s` from now; False if this save does not run.
 
         Raises:
             ControllerLost: The controller was not started, or the job has failed.
@@ -210,12 +210,12 @@ class SaveCoordinator:
         self._job.require_started()
         self._ended.require_not_ended(checkpoint_id)
 
-    def _require_holder(self, checkpoint_id: str) -> tuple[Save, BeginAnswer]:
+    def _require_running(self, checkpoint_id: str) -> tuple[Save, BeginAnswer]:
         """The save of this id, its lease extended, and the answer of its begin."""
         self._require_usable(checkpoint_id)
         save = self._save
         if save is not None and save.checkpoint_id != checkpoint_id:
-            raise CheckpointConflict(f"{save.checkpoint_id} holds the job")
+            raise CheckpointConflict(f"another save runs: {save.checkpoint_id}")
         begun: BeginAnswer | None = self._begins.answer(checkpoint_id)
         if save is None or begun is None:
             raise InvalidPhase("begin_checkpoint comes first")
