@@ -67,7 +67,7 @@ def test_a_capture_does_not_change_with_the_job(tmp_path: Path) -> None:
 
 
 def test_records_that_disagree_are_refused(tmp_path: Path) -> None:
-    """Break: rl/records/snapshot_part.py: compare the number of rollouts only."""
+    """Break: rl/records/snapshot_part.py: do not compare what was captured."""
     ledger, loader = _job(tmp_path)
     captured = _capture(ledger, loader)
     groups = ready_groups({"p0_g0": ledger["p0_g0"]}, lambda name: ("p0", [name]))
@@ -76,6 +76,8 @@ def test_records_that_disagree_are_refused(tmp_path: Path) -> None:
     loader.next()
     with pytest.raises(InventoryMismatch, match="given out other rollouts"):
         captured.require_agreement(loader)
+    with pytest.raises(InventoryMismatch, match="given out other rollouts"):
+        _capture(ledger, loader)
 
 
 def test_an_owed_acknowledgement_refuses_the_capture(tmp_path: Path) -> None:
