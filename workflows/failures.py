@@ -1,4 +1,4 @@
-"""How a workflow refuses its input, ends with a typed failure, and outlives a cancellation.
+"""Refused inputs, typed failures and shielded work of a workflow.
 
 Guarantees: a failure carries a stable type and one sentence, never a value of the input; an
 input that does not parse fails its workflow at once with the fields named (design section 9).

@@ -65,7 +65,7 @@ class SelectRequest(RestoreStep):
     excluded: list[str] = []
     """Snapshots that this workflow has tried."""
     reasons: list[str] = []
-    """Why each was not usable, for the error when none is left."""
+    """The reason why each was not usable, for the error when none is left."""
 
 
 class SelectResult(Timed):

@@ -22,10 +22,10 @@ from tests.activities.not_driven import not_driven
 
 
 async def _begin(config: JobConfig, monkeypatch: pytest.MonkeyPatch) -> Any:
-    async def nobody(*_: Any, **__: Any) -> Any:
+    async def no_actor(*_: Any, **__: Any) -> Any:
         raise ActorLost("there is no such actor")
 
-    monkeypatch.setattr("rl.controller.client.call", nobody)
+    monkeypatch.setattr("rl.controller.client.call", no_actor)
     monkeypatch.setattr("activities.group.driving", not_driven)
     activities = ControllerActivities(cast(Client, None), config)
     request = BeginRequest(job_id=config.job_id, checkpoint_id="c1", name=None)

@@ -1,4 +1,4 @@
-"""What a restore takes: the newest snapshot that is intact and fits; each other one is named."""
+"""A restore takes the newest snapshot that is intact and fits, and names the others."""
 
 from __future__ import annotations
 

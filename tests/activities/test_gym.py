@@ -20,7 +20,7 @@ from tests.rl.folder_cases import config_of
 
 
 @pytest.mark.parametrize("lost", [{NEMO_GYM}, {NEMO_GYM, SINGLE_CONTROLLER}])
-async def test_only_what_nobody_could_open_is_left_to_its_lease(
+async def test_only_servers_that_could_not_be_opened_are_left_to_their_leases(
     lost: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Break: activities/gym.py: note that the worker itself has opened the servers.

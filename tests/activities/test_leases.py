@@ -1,4 +1,4 @@
-"""What the controller's answer to a renewal decides, and what its silence does not."""
+"""The controller's answer to a renewal decides; its silence does not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEASE_S = 30.0
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Answers:
-    """What each actor answers to `renew`; it was given a third of the lease."""
+    """Answers of the actors to `renew`, which has a third of the lease for its call."""
     answers: Answers = {SINGLE_CONTROLLER: True, NEMO_GYM: True}
 
     async def call(name: str, method: str, *arguments: Any, limit_s: float) -> bool:

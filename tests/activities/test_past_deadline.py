@@ -1,4 +1,4 @@
-"""A phase whose deadline has passed before it starts asks nobody anything and touches nothing."""
+"""A phase whose deadline has passed before it starts calls no server and changes nothing."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ async def test_with_time_left_the_same_request_publishes(tmp_path: Path, asked: 
 
 
 def test_every_phase_with_a_deadline_is_here() -> None:
-    """Those whose request carries one, from the activities themselves."""
+    """The list is compared with the activities whose request has a deadline."""
     rooms = (ControllerActivities, GymActivities, FolderActivities, JobActivities)
     carriers = {
         name

@@ -39,14 +39,14 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_temporal_that_is_restarted_is_asked_again() -> None:
     """A claim has raised the incarnation already: giving up costs the job that was there.
 
-    Break: activities/driving.py: take no answer for a try that nobody waits for.
+    Break: activities/driving.py: take no answer for a try that has ended.
     """
     temporal = Temporal(RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED)
     await temporal.asked()
     assert temporal.statuses == []
 
 
-async def test_a_try_that_nobody_waits_for_destroys_nothing() -> None:
+async def test_a_try_that_temporal_has_given_up_destroys_nothing() -> None:
     """Break: activities/driving.py: ask on until it is confirmed."""
     temporal = Temporal(RPCStatusCode.UNAVAILABLE, RPCStatusCode.NOT_FOUND)
     with pytest.raises(StaleCheckpoint):

@@ -1,4 +1,4 @@
-"""Who has paused a job's Schedule decides whether a restore lets it go on; it is given here."""
+"""A restore lets the job's Schedule go on only if this restore has paused it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ async def test_a_restore_lets_go_on_what_it_has_paused() -> None:
 
 
 @pytest.mark.parametrize("note", ["the disk is full", "restore 3"])
-async def test_what_somebody_else_has_paused_meanwhile_stays_paused(note: str) -> None:
+async def test_a_schedule_paused_meanwhile_for_another_reason_stays_paused(
+    note: str,
+) -> None:
     """An operator who stops saving during a restore, or a later restore.
 
     Break: activities/schedule.py: let go on whatever is found at the restore's end.

@@ -1,4 +1,4 @@
-"""What a failed activity is told as, without a server."""
+"""Failures of activities as a workflow reports them, without a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Temporal itself tries again, without a server."""
+"""Retries that Temporal itself makes, without a server."""
 
 from __future__ import annotations
 

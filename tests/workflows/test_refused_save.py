@@ -1,4 +1,4 @@
-"""What a refused save tells Temporal, without a server."""
+"""A refused save as Temporal shows it, without a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a restore's activities may take, without a server."""
+"""Time limits of a restore's activities, without a server."""
 
 from __future__ import annotations
 
