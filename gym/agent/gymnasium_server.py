@@ -21,7 +21,7 @@ from gym.server.settings import settings_from_command_line
 
 
 class GymnasiumAgentSettings(AgentServerSettings):
-    """What a gymnasium-style agent server is told besides."""
+    """Settings of a gymnasium-style agent server."""
 
     max_steps: int | None = Field(default=10, ge=1)
     """Most model calls of a run, and so steps of an episode: what goes on then is truncated."""

@@ -45,7 +45,7 @@ class ToolLoop:
                 state.conversation.append(answer | {"output": text})
 
     async def end(self, run: AgentRun) -> dict[str, Any]:
-        """What the environment's verify answers."""
+        """Verify the finished conversation; returns the environment's verify answer."""
         state, peer = run.state, run.context.environment
         added = state.conversation[state.prompt_items :]
         response = {**(state.last_response or {}), "output": added, "usage": state.usage}
@@ -76,7 +76,7 @@ class ToolLoop:
 
 
 def _nothing_said(response: dict[str, Any]) -> dict[str, Any]:
-    """How NeMo Gym marks an answer that holds neither a message nor a call."""
+    """Fields with which NeMo Gym marks an answer that has neither a message nor a call."""
     reason = "incomplete_reasoning" if response["output"] else "empty_output"
     metadata = (response.get("metadata") or {}) | {"ng_termination_reason": reason}
     return {"status": "incomplete", "metadata": metadata}

@@ -25,7 +25,7 @@ _END = re.compile("</action>", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Wish:
-    """What the model wants to be done.
+    """The action that a model asks for.
 
     Attributes:
         action: As the model named it; None if it named none.
@@ -53,7 +53,7 @@ def named_action(wanted: str | None, names: Mapping[str, int]) -> int | None:
 def spelled_action(wanted: str | None, space: Space[Any]) -> Any:
     """The action behind its JSON spelling, for an environment whose actions have no names.
 
-    None if it is none of this space.
+    None if it is not an action of this space.
     """
     if wanted is None:
         return None
@@ -69,7 +69,7 @@ def spelled_action(wanted: str | None, space: Space[Any]) -> Any:
 
 
 def _tagged(text: str) -> str | None:
-    """What stands in the first tag. In one pass: a model may write spaces or tags without end."""
+    """Text of the first tag. One pass: a model may write spaces or tags without end."""
     begin = _BEGIN.search(text)
     end = _END.search(text, begin.end()) if begin else None
     return text[begin.end() : end.start()].strip() if begin and end else None

@@ -6,7 +6,7 @@ Guarantees: what an adapter accepts lies within the environment's own bounds and
 else raises. Wrappers and random generators are `gym.environments.gymnasium_episode`'s.
 
 Not state: what only a window needs, and the generators of action and observation spaces, which
-nobody here samples.
+Turnpoint never samples.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Options(_Strict):
     """Keyword arguments of `gymnasium.make` that a row may give, whatever the environment."""
 
     max_episode_steps: int | None = Field(default=None, ge=1, le=1_000_000)
-    """After how many steps the episode is truncated; None keeps the environment's own limit."""
+    """Steps after which the episode is truncated; None keeps the environment's own limit."""
 
 
 class State(_Strict):
@@ -38,15 +38,15 @@ class State(_Strict):
 
 @dataclass(frozen=True)
 class Adapter:
-    """What the server needs to know of one environment.
+    """Description of one environment for saving, restoring and playing it.
 
     Attributes:
         state: Its attributes that a step reads.
         options: The keyword arguments that a row may give.
         actions: Names of the actions, as the model says them.
         show: The text of an observation, given the unwrapped environment and the observation.
-        render_mode: As which it is made.
-        possible: Whether what was imported fits the environment's own tables.
+        render_mode: The render mode that it is made with.
+        possible: True if the imported state fits the environment's own tables.
     """
 
     state: type[State]

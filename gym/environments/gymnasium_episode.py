@@ -60,16 +60,16 @@ def make(environment_id: str, options: dict[str, Any]) -> Episode:
     adapter = ADAPTERS.get(environment_id)
     allowed = Options if adapter is None else adapter.options
     given = allowed.model_validate(options).model_dump(exclude_unset=True)
-    # `None` says "as registered", which is what leaving the argument out says.
+    # `None` means "as registered", the same as leaving the argument out.
     given = {name: value for name, value in given.items() if value is not None}
     mode = _text_mode(environment_id) if adapter is None else adapter.render_mode
-    # The checker keeps state of its own, and checks what the environment's author has to.
+    # The checker keeps state of its own; its checks are for authors of environments.
     made = gymnasium.make(environment_id, render_mode=mode, disable_env_checker=True, **given)
     return Episode(environment_id, given, made)
 
 
 def can_be_saved(environment_id: str) -> bool:
-    """Whether episodes of an environment can be saved.
+    """True if episodes of an environment can be saved.
 
     Raises:
         gymnasium.error.Error: No such environment, or it cannot be made.

@@ -50,7 +50,7 @@ class Observation:
     owned: frozenset[str] = frozenset()
     """All processes of the stack, by name."""
     gym: frozenset[str] = frozenset()
-    """Those of them that are Gym servers: they hold the job's state."""
+    """The Gym servers among them, which have state of the job."""
     answering: Mapping[str, str] = field(default_factory=dict)
     """Instance id of each Gym server that answers."""
     unheard_s: Mapping[str, float] = field(default_factory=dict)
