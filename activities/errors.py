@@ -1,8 +1,8 @@
 """The one place where our errors become Temporal's.
 
 Guarantees: the failure in a history has the error's stable code as its type, one sentence that
-names server or file, and its details; a `TurnpointError` is retried only if it says that a retry
-can help; an error that is not ours shows its class, never its text (which may hold anything).
+names server or file, and its details; a `TurnpointError` is retried only if its `retryable` is
+true; any other error shows its class, never its text (which may hold anything).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class _TypedFailures(ActivityInboundInterceptor):
 
 
 def _log_fault(error: Exception) -> None:
-    """Log where an error that is not ours came from, without its text."""
+    """Log the class and the last frames of an unexpected error, without its text."""
     frames = traceback.extract_tb(error.__traceback__)[-6:]
     logger.error(
         "activity failed",

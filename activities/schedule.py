@@ -1,9 +1,8 @@
-"""The one Schedule of a job: it proposes saves, the controller disposes (design section 9).
+"""The one Schedule of a job: it starts saves, and the controller may refuse them (section 9).
 
 Guarantees: overlap SKIP; pausing it in the UI pauses saving; a restore pauses it with a note of
-its own and lets it go on afterwards only if it was running before (or was paused by an earlier
-restore that never came to its end). Setting its interval keeps what an operator has paused, and
-ends the pause of a restore that did not.
+its own and continues it afterwards only if it was running before (or was paused by an earlier
+restore that never ended). Setting its interval keeps an operator's pause and ends a restore's.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ _BY_A_RESTORE = re.compile(r"restore [0-9]+")
 async def set_schedule(client: Client, job_id: str, interval_s: float | None) -> None:
     """Create the job's Schedule, or set its interval; one paused by an operator stays paused.
 
-    One that a restore has paused counts as running (design section 9): that restore has failed or
-    was cancelled, or the job would not be started here, and nobody else would let it go on.
+    A Schedule that a restore has paused is continued (design section 9): that restore has failed
+    or was cancelled, else the job would not be started here.
 
     Args:
         client: Of the job's Temporal.
         job_id: The job.
-        interval_s: Between saves, in seconds; None: saving is off, and the Schedule removed.
+        interval_s: Seconds between saves; None: saving is off, and the Schedule is removed.
     """
     if interval_s is None:
         await _remove(client, job_id)
@@ -86,7 +85,8 @@ async def pause_for_restore(client: Client, job_id: str, incarnation: int) -> bo
     """Pause the job's Schedule with the note `restore <k>`.
 
     Returns:
-        Whether it should go on after the restore; False if there is none, or somebody paused it.
+        True if it is to be continued after the restore; False if there is none, or an operator
+        has paused it.
     """
     handle = client.get_schedule_handle(schedule_id(job_id))
     with _or_removed():
@@ -99,10 +99,10 @@ async def pause_for_restore(client: Client, job_id: str, incarnation: int) -> bo
 
 
 async def go_on(client: Client, job_id: str, incarnation: int) -> None:
-    """Let the Schedule that this restore paused go on.
+    """Continue the Schedule that this restore has paused.
 
-    Not one that somebody has removed, or paused with a note of their own, while the job was
-    restored; nor one that a later restore has paused.
+    A Schedule that was removed meanwhile, or paused by an operator or a later restore, is left as
+    it is.
     """
     handle = client.get_schedule_handle(schedule_id(job_id))
     with _or_removed():
@@ -117,7 +117,7 @@ def _paused_by_a_restore(state: ScheduleState) -> bool:
 
 @contextmanager
 def _or_removed() -> Iterator[None]:
-    """There may be no Schedule, or none any more: saving is off, and nothing is to be done."""
+    """Ignore that there is no Schedule (any more): saving is off."""
     try:
         yield
     except RPCError as error:

@@ -1,8 +1,8 @@
-"""How long each kind of activity may take, and what is retried (design sections 4 and 9).
+"""Timeouts and retries of activities (design sections 4 and 9).
 
 Quick retries (50 to 200 ms) happen inside an activity; Temporal's, which cost a second at least,
-are for a worker that died. A server that an activity has tried for as long as it may is not tried
-again: meanwhile all others stand still. An activity whose phase has a deadline ends with it.
+are for a worker that died. A server that an activity could not reach in its time is not tried
+again, because all rollouts wait meanwhile. An activity of a phase ends with the phase's deadline.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HEARTBEAT_IN_PAUSE = timedelta(seconds=2)
 """A killed worker's activity goes on elsewhere after this (reference measurement: 2 s instead
 of 11 s, together with a sticky timeout of 1 s)."""
 REPLY_GRACE = timedelta(seconds=5)
-"""Past the deadline, for the answer of an activity that used its budget to the end."""
+"""Past the deadline, for the answer of an activity that used its time to the end."""
 
 _RETRY = RetryPolicy(
     initial_interval=timedelta(milliseconds=100),
@@ -31,9 +31,9 @@ _RETRY = RetryPolicy(
 )
 
 TRIES_IN_PAUSE = 10
-"""All stand still: an error of nobody's (`internal`) that comes at each try fails the save within
-fifteen seconds, and not at the phase's deadline. As many workers may die over one phase, or
-Temporal be away for longer than a heartbeat."""
+"""Rollouts are paused: an unexpected error (`internal`) that repeats fails the save in about 15 s,
+not at the phase's deadline. A dead worker, or a Temporal away for longer than a heartbeat, also
+costs a try."""
 
 
 def until(deadline: datetime) -> dict[str, Any]:
@@ -52,9 +52,9 @@ def _options(deadline: datetime, retry: RetryPolicy) -> dict[str, Any]:
     }
 
 
-def within(limit: timedelta) -> dict[str, Any]:
-    """Options of an activity that stands alone: all its tries end within `limit`."""
-    return _options(workflow.now() + limit, _RETRY)
+def within(timeout: timedelta) -> dict[str, Any]:
+    """Options of an activity outside a phase with a deadline: all its tries end in `timeout`."""
+    return _options(workflow.now() + timeout, _RETRY)
 
 
 ON_DISK: dict[str, Any] = {
@@ -64,4 +64,4 @@ ON_DISK: dict[str, Any] = {
     "retry_policy": _RETRY,
     "cancellation_type": ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
 }
-"""Outside the pause, where nobody waits: pruning."""
+"""Pruning, outside the pause: no rollout waits for it."""

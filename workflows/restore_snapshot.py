@@ -110,13 +110,22 @@ class RestoreSnapshot:
             found = await self._discover_capabilities()
             selected = await self._select_snapshot(found, unusable)
             try:
-                await self._load_data_plane(selected, found)
+                loading = LoadRequest(
+                    **self._key(),
+                    snapshot=selected.snapshot,
+                    servers=found.servers,
+                    files=selected.files,
+                )
+                await self._row("load_data_plane", loading, LoadDataPlaneResult)
                 stop_if_cancelled()
                 await self._restore_checkpoint(selected)
                 stop_if_cancelled()
-                started = await self._start_controller(selected, found)
+                started = await self._row("start_controller", loading, StartControllerResult)
                 stop_if_cancelled()
-                discarded = await self._discard_continuations()
+                discarding = RestoreStep(**self._key())
+                discarded = await self._row(
+                    "discard_continuations", discarding, DiscardContinuationsResult
+                )
                 stop_if_cancelled()
                 break
             except (ActivityError, asyncio.CancelledError) as error:
@@ -127,8 +136,11 @@ class RestoreSnapshot:
                     self._journal.current = phase
                     raise
                 unusable.append(f"{selected.snapshot}: {reason.type}: {reason.message}")
-        await self._resume_restored(selected)
-        await self._start_pumps()
+        resuming = ResumeRestoredRequest(**self._key(), snapshot=selected.snapshot)
+        await self._row("resume_restored", resuming, ServersResult, RESUME_TIMEOUT)
+        was_running = self._claimed.schedule_was_running
+        starting = StartPumpsRequest(**self._key(), schedule_was_running=was_running)
+        await self._row("start_pumps", starting, StartPumpsResult, RESUME_TIMEOUT)
 
         self._journal.note(OUTCOME.value_set("restored"))
         self._journal.heading(
@@ -175,10 +187,6 @@ class RestoreSnapshot:
         self._journal.note(SNAPSHOT.value_set(result.snapshot), BYTES.value_set(result.bytes))
         return result
 
-    async def _load_data_plane(self, selected: SelectResult, found: DiscoverResult) -> None:
-        request = self._load_request(selected, found)
-        await self._row("load_data_plane", request, LoadDataPlaneResult)
-
     async def _restore_checkpoint(self, selected: SelectResult) -> None:
         request = RestoreCheckpointRequest(
             **self._key(),
@@ -187,26 +195,6 @@ class RestoreSnapshot:
             files=selected.files,
         )
         await self._row("restore_checkpoint", request, ServersResult)
-
-    async def _start_controller(
-        self, selected: SelectResult, found: DiscoverResult
-    ) -> StartControllerResult:
-        request = self._load_request(selected, found)
-        return await self._row("start_controller", request, StartControllerResult)
-
-    async def _discard_continuations(self) -> DiscardContinuationsResult:
-        request = RestoreStep(**self._key())
-        return await self._row("discard_continuations", request, DiscardContinuationsResult)
-
-    async def _resume_restored(self, selected: SelectResult) -> None:
-        request = ResumeRestoredRequest(**self._key(), snapshot=selected.snapshot)
-        await self._row("resume_restored", request, ServersResult, RESUME_TIMEOUT)
-
-    async def _start_pumps(self) -> None:
-        request = StartPumpsRequest(
-            **self._key(), schedule_was_running=self._claimed.schedule_was_running
-        )
-        await self._row("start_pumps", request, StartPumpsResult, RESUME_TIMEOUT)
 
     # --- compensation -------------------------------------------------------------------------
 
@@ -233,14 +221,6 @@ class RestoreSnapshot:
             "incarnation": self._claimed.incarnation,
             "restore_id": self._id,
         }
-
-    def _load_request(self, selected: SelectResult, found: DiscoverResult) -> LoadRequest:
-        return LoadRequest(
-            **self._key(),
-            snapshot=selected.snapshot,
-            servers=found.servers,
-            files=selected.files,
-        )
 
     async def _row(
         self,

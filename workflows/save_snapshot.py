@@ -9,7 +9,7 @@ the controller and of the servers do.
 from __future__ import annotations
 
 import asyncio
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, TypeVar
 
 from temporalio import workflow
@@ -93,21 +93,19 @@ class SaveSnapshot:
         begun = self._begun = await self._begin_checkpoint()
         if not begun.agreed:
             return self._refused(begun)
-        settings, publishing = begun.settings, False
+        settings, folder, publishing = begun.settings, begun.folder, False
         try:
-            stop_if_cancelled()
-            prepare_by = self._in(settings.prepare_timeout_s)
-            await self._close_admission(prepare_by)
-            stop_if_cancelled()
-            prepared = await self._prepare_checkpoint(prepare_by)
-            stop_if_cancelled()
-            committed = await self._commit_checkpoint(self._in(settings.commit_timeout_s))
-            stop_if_cancelled()
-            cut = await self._cut_rl_state(self._in(settings.cut_timeout_s))
+            preparing = CheckpointRequest(**self._in_pause(settings.prepare_timeout_s))
+            await self._row("close_admission", preparing, CloseAdmissionResult)
+            prepared = await self._row("prepare_checkpoint", preparing, PrepareCheckpointResult)
+            self._journal.note(PARKED.value_set(prepared.parked))
+            committing = FolderRequest(**self._in_pause(settings.commit_timeout_s), folder=folder)
+            committed = await self._row("commit_checkpoint", committing, CommitCheckpointResult)
+            cutting = FolderRequest(**self._in_pause(settings.cut_timeout_s), folder=folder)
+            cut = await self._row("cut_rl_state", cutting, CutResult)
             stop_if_cancelled()
             publishing = True
-            publish_by = self._in(settings.publish_timeout_s)
-            published = await shielded(self._publish_snapshot(committed, cut, publish_by))
+            published = await shielded(self._publish_snapshot(committed, cut))
         except (ActivityError, asyncio.CancelledError) as error:
             phase = self._journal.current or "the save"
             undone = await shielded(self._undo(begun.incarnation, disk_decides=publishing))
@@ -146,29 +144,11 @@ class SaveSnapshot:
             await shielded(self._undo(None, disk_decides=False))
             raise self._failed(error, "begin_checkpoint") from None
 
-    async def _close_admission(self, deadline: datetime) -> CloseAdmissionResult:
-        request = CheckpointRequest(**self._in_pause(deadline))
-        return await self._row("close_admission", request, CloseAdmissionResult)
-
-    async def _prepare_checkpoint(self, deadline: datetime) -> PrepareCheckpointResult:
-        request = CheckpointRequest(**self._in_pause(deadline))
-        result = await self._row("prepare_checkpoint", request, PrepareCheckpointResult)
-        self._journal.note(PARKED.value_set(result.parked))
-        return result
-
-    async def _commit_checkpoint(self, deadline: datetime) -> CommitCheckpointResult:
-        request = FolderRequest(**self._in_pause(deadline), folder=self._begun.folder)
-        return await self._row("commit_checkpoint", request, CommitCheckpointResult)
-
-    async def _cut_rl_state(self, deadline: datetime) -> CutResult:
-        request = FolderRequest(**self._in_pause(deadline), folder=self._begun.folder)
-        return await self._row("cut_rl_state", request, CutResult)
-
     async def _publish_snapshot(
-        self, committed: CommitCheckpointResult, cut: CutResult, deadline: datetime
+        self, committed: CommitCheckpointResult, cut: CutResult
     ) -> PublishResult:
         request = PublishRequest(
-            **self._in_pause(deadline),
+            **self._in_pause(self._begun.settings.publish_timeout_s),
             folder=self._begun.folder,
             snapshot=self._begun.snapshot,
             name=self._save.name,
@@ -181,7 +161,9 @@ class SaveSnapshot:
                 "rows_put": cut.rows_put,
             },
         )
-        result = await self._row("publish_snapshot", request, PublishResult)
+        result = await self._journal.run(
+            "publish_snapshot", request, PublishResult, until(request.deadline)
+        )
         self._journal.note(BYTES.value_set(result.bytes))
         return result
 
@@ -282,22 +264,20 @@ class SaveSnapshot:
 
     # --- one request --------------------------------------------------------------------------
 
-    def _in(self, seconds: float) -> datetime:
-        return workflow.now() + timedelta(seconds=seconds)
-
     def _key(self) -> dict[str, Any]:
         return {"job_id": self._save.job_id, "checkpoint_id": self._id}
 
-    def _in_pause(self, deadline: datetime) -> dict[str, Any]:
+    def _in_pause(self, timeout_s: float) -> dict[str, Any]:
         """The fields that every request between `begin_checkpoint` and the publish carries."""
         return {
             **self._key(),
             "incarnation": self._begun.incarnation,
             "lease_s": self._begun.settings.lease_s,
-            "deadline": deadline,
+            "deadline": workflow.now() + timedelta(seconds=timeout_s),
         }
 
     async def _row(
         self, phase: str, request: CheckpointRequest, result_type: type[Result]
     ) -> Result:
+        stop_if_cancelled()
         return await self._journal.run(phase, request, result_type, until(request.deadline))

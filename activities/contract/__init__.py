@@ -64,7 +64,7 @@ class SaveInput(JobRequest):
 
 
 class SaveOutcome(StrEnum):
-    """How a completed save ended; a failed one fails its workflow with a typed reason."""
+    """Outcome of a completed save; a failed one fails its workflow with a typed reason."""
 
     PUBLISHED = "published"
     SKIPPED = "skipped"
@@ -85,7 +85,7 @@ class SaveResult(Wire):
     checkpoint_id: OperationId
     snapshot: SnapshotFolderName | None = None
     reason: str | None = None
-    """Why it was skipped, or what happened after publishing (a cancellation that came late)."""
+    """Reason of a skip, or a cancellation that came after the publish."""
     incarnation: int | None = None
     parked_rollouts: int = 0
     bytes: int = 0
@@ -101,10 +101,10 @@ class Progress(Wire):
     """Answer of the query `progress`, of saves and restores."""
 
     phase: str | None
-    """The one that runs."""
+    """The phase that runs."""
     done: list[PhaseReport]
     incarnation: int | None = None
-    """Of a restore: the one that it has claimed."""
+    """The incarnation that a restore has claimed."""
 
 
 class RestoreInput(JobRequest):

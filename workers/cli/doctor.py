@@ -1,6 +1,6 @@
-"""`turnpoint doctor`: what is wrong with this environment, before it costs an hour.
+"""`turnpoint doctor`: the problems of this environment, each in one sentence with the next step.
 
-Each check answers one sentence with the next step. It starts nothing and changes nothing.
+Guarantees: nothing is started and nothing is changed.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ SOCKET_PATH_ROOM = 80
 
 @dataclass(frozen=True)
 class Finding:
-    """One check: what was looked at, and what is wrong with it."""
+    """The result of one check."""
 
     check: str
     problem: str | None
-    """None: it is as it should be."""
+    """None: there is no problem."""
 
 
 def examine(settings: Settings) -> list[Finding]:
-    """Look at everything; the order is that of the table on the terminal."""
+    """Run every check, in the order of the table on the terminal."""
     checks: dict[str, Callable[[Settings], str | None]] = {
         "python": _python,
         "package gym": _package_gym,
         "vllm": _vllm,
-        "temporal": _temporal,
-        "example rows": _rows,
+        "temporal": lambda _: _problem_of(binary),
+        "example rows": lambda _: _problem_of(example_rows),
         "state folder": _space,
         "temporary folder": _temporary,
         "loopback": _loopback,
@@ -77,17 +77,9 @@ def _vllm(settings: Settings) -> str | None:
     return "vllm is not installed: `make install`, or use --policy scripted or a URL"
 
 
-def _temporal(settings: Settings) -> str | None:
+def _problem_of(work: Callable[[], object]) -> str | None:
     try:
-        binary()
-    except WorkerRoomError as error:
-        return str(error)
-    return None
-
-
-def _rows(settings: Settings) -> str | None:
-    try:
-        example_rows()
+        work()
     except WorkerRoomError as error:
         return str(error)
     return None

@@ -1,6 +1,7 @@
-"""What a snapshot holds of each rollout, for a person who decides whether to restore it.
+"""The rollouts in a snapshot, for a person who decides whether to restore it.
 
-Guarantees: what is shown was checked against the manifest; no conversation and no token is read.
+Guarantees: every file is checked against the manifest before it is shown; no conversation and no
+token is read.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class RolloutInSnapshot(BaseModel):
     """The run at the save; a restore gives an unfinished rollout the next."""
     state: RunPhase
     last_committed_model_call_id: str | None
-    """Where it goes on after; None: finished, or nothing was called yet."""
+    """The call after which it goes on; None: it has finished, or has called nothing yet."""
     resource_state_revisions: dict[str, int | None]
     """Of each resource server it has called; -1: uncertain, it starts over."""
     reward: float | None
@@ -37,7 +38,7 @@ class RolloutInSnapshot(BaseModel):
 
     @property
     def outlook(self) -> str:
-        """What a restore of this snapshot does with it, in a few words."""
+        """The effect of a restore of this snapshot on it, in a few words."""
         if self.state in (RunPhase.FINISHED, RunPhase.FAILED):
             return "stays as it is"
         run = f"run {self.attempt_index + 1}"
@@ -56,8 +57,8 @@ def rollouts_in(folder: Path, manifest: SnapshotManifest) -> list[RolloutInSnaps
         manifest: Its manifest.
 
     Raises:
-        DigestMismatch: A file that is needed is missing, or another one; it is named.
-        SnapshotDamaged, UnsupportedSchema: It is the one, and does not parse.
+        DigestMismatch: A file is missing, or is not the file of the manifest; it is named.
+        SnapshotDamaged, UnsupportedSchema: It is that file, and does not parse.
     """
     lines = {
         line.rollout_id: line

@@ -1,4 +1,4 @@
-"""What a look into Ray shows of a job, as `workers.job.ray_child` prints it."""
+"""The lines that `workers.job.ray_child` prints."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class ClusterView(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     at: float
-    """When the look began, on the machine's monotonic clock."""
+    """Begin of the look, on the machine's monotonic clock."""
     reachable: bool
-    """Whether the cluster answers."""
+    """True if the cluster answers."""
     silent: bool = False
-    """There is a controller, and it does not answer."""
+    """True if there is a controller that does not answer."""
     controller: ControllerStatus | None = None
     """None: there is none (or it is silent, or another job's)."""
     other_job: str | None = None
@@ -30,21 +30,15 @@ class ClusterView(BaseModel):
     """Names of those that hold the data plane and are not among them."""
 
 
-class Claimed(BaseModel):
-    """What `ray_child start-fresh` prints of its claim; a line from the other side answers it."""
+class StartLine(BaseModel):
+    """Line of `ray_child start-fresh` and `start-stateless`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    claimed: int
-    """The incarnation."""
-
-
-class FreshStart(BaseModel):
-    """Answer of `ray_child start-fresh`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+    claimed: int | None = None
+    """The claimed incarnation; the child waits for a line of input then."""
     incarnation: int | None = None
+    """The started incarnation, in the last line of a success."""
     code: str | None = None
     """Stable code of the error that it ended with."""
     message: str | None = None

@@ -75,7 +75,7 @@ class NotNow(Refused):
 
 
 class Begun(BaseModel):
-    """How a job began."""
+    """The beginning of a job."""
 
     model_config = ConfigDict(frozen=True)
 

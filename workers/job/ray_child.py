@@ -6,7 +6,7 @@ process of the stack is.
 
 - `watch`: one `ClusterView` a line, until its reader is gone.
 - `start-fresh [--replace]`: starts the job; the first line of its input is the `Workload`. It
-  prints `Claimed` once the incarnation is, and goes on after a second line.
+  prints the claimed incarnation, and goes on after a second line.
 - `start-stateless K`: the generation endpoint and NemoGym of incarnation K again.
 
 Guarantees: the last line it prints is JSON; it prints nothing of a rollout.
@@ -32,7 +32,7 @@ from rl.messages import JobConfig, JoinedServer, Workload
 from workers.config.key_files import read_control_token
 from workers.config.settings import Settings, load_settings
 from workers.errors import WorkerRoomError
-from workers.job.cluster_view import Claimed, ClusterView, FreshStart
+from workers.job.cluster_view import ClusterView, StartLine
 
 LOOK_EVERY_S = 0.5
 STATUS_TIMEOUT_S = 10.0
@@ -91,12 +91,12 @@ async def look(
     return seen, joined
 
 
-async def start_fresh(settings: Settings, *, replace: bool) -> FreshStart:
+async def start_fresh(settings: Settings, *, replace: bool) -> StartLine:
     """Start the job at its first prompt; the second input line says that the servers are ready."""
     workload = Workload.model_validate_json(await _line())
 
     async def on_claimed(incarnation: int) -> None:
-        _print(Claimed(claimed=incarnation))
+        _print(StartLine(claimed=incarnation))
         await _line()
 
     owner = {"run_id": str(uuid.uuid4()), "started_by": "turnpoint run"}
@@ -106,17 +106,17 @@ async def start_fresh(settings: Settings, *, replace: bool) -> FreshStart:
                 settings.job_config(), workload, owner, gym, replace=replace, on_claimed=on_claimed
             )
     except (TurnpointError, WorkerRoomError) as error:
-        return FreshStart(code=error.code, message=str(error))
-    return FreshStart(incarnation=incarnation)
+        return StartLine(code=error.code, message=str(error))
+    return StartLine(incarnation=incarnation)
 
 
-async def start_stateless(config: JobConfig, incarnation: int) -> FreshStart:
+async def start_stateless(config: JobConfig, incarnation: int) -> StartLine:
     """Start the actors that hold no state again."""
     try:
         await job.start_stateless(config, incarnation)
     except TurnpointError as error:
-        return FreshStart(code=error.code, message=str(error))
-    return FreshStart(incarnation=incarnation)
+        return StartLine(code=error.code, message=str(error))
+    return StartLine(incarnation=incarnation)
 
 
 async def _line() -> str:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from rl.messages import Workload
 from workers.config.settings import Settings
 from workers.errors import WorkerRoomError
-from workers.job.cluster_view import Claimed, ClusterView, FreshStart
+from workers.job.cluster_view import ClusterView, StartLine
 from workers.stack.process_specs import child_environment
 from workers.stack.python_path import package_folder
 
@@ -149,14 +149,16 @@ async def _incarnation(
             child.stdin.write(workload.model_dump_json().encode() + b"\n")
             await child.stdin.drain()
         while line := await child.stdout.readline():
-            if on_claimed is not None and (claim := _parsed(Claimed, line)) is not None:
-                await on_claimed(claim.claimed)
+            if (answer := _parsed(StartLine, line)) is None:
+                continue
+            if answer.claimed is not None and on_claimed is not None:
+                await on_claimed(answer.claimed)
                 child.stdin.write(b"go on\n")
                 await child.stdin.drain()
-            elif (answer := _parsed(FreshStart, line)) is not None:
-                if answer.incarnation is None:
-                    raise RayCallFailed(answer.code or "failed", answer.message or "it failed")
+            elif answer.incarnation is not None:
                 return answer.incarnation
+            else:
+                raise RayCallFailed(answer.code or "failed", answer.message or "it failed")
     raise RayCallFailed(
         "ray_unreachable", "the process that spoke to Ray has ended; `turnpoint logs ray_child`"
     )

@@ -1,8 +1,7 @@
 """Starting processes of the local stack again, for commands that work on its job.
 
-Guarantees: one operation on the stack at a time; another command that holds the stack is waited
-for; nothing is started in a stack that was ended on purpose. Where the fleet is not the stack's,
-nothing is touched: its servers are waited for by whoever needs them.
+Guarantees: one operation on the stack at a time, after another command's has ended; nothing is
+started in a stack that was ended with `turnpoint down`; servers of another fleet are left alone.
 """
 
 from __future__ import annotations
@@ -32,29 +31,28 @@ async def _always() -> bool:
 
 
 class Restarter:
-    """One command's hand on the stack.
+    """Restarts processes of the stack, one operation after the other.
 
     Args:
         settings: `state_dir` says which stack.
     """
 
     def __init__(self, settings: Settings) -> None:
-        """Nothing is under way."""
         self._settings = settings
         self.stack = Stack(settings)
         self._under_way: asyncio.Task[StackRecord] | None = None
 
     def use(self, settings: Settings) -> None:
-        """The stack was started again, with other settings."""
+        """Work with other settings: the stack was started again."""
         self._settings = settings
 
     @property
     def busy(self) -> bool:
-        """Whether processes are being ended and started now."""
+        """True while processes are being ended and started."""
         return self._under_way is not None and not self._under_way.done()
 
     def let_go(self) -> None:
-        """Wait no longer for what is being started: the command ends, and the stack is free."""
+        """Wait no longer for a process that is being started; this frees the stack."""
         self.stack.let_go()
 
     async def restart(
@@ -64,7 +62,7 @@ class Restarter:
         expect_restore: bool | None = None,
         grace_s: float = GRACE_S,
     ) -> None:
-        """See `Stack.restart`. A caller that is cancelled does not end it.
+        """Call `Stack.restart`, which goes on if the caller is cancelled.
 
         Raises:
             Stopped: The stack was ended with `turnpoint down`.
@@ -97,9 +95,9 @@ class Restarter:
     ) -> bool:
         """Restart the stack's Gym servers that are not in the phase that a start needs.
 
-        A caller that has stood still (stopped with Ctrl-Z) must not end the job that has come to
-        life meanwhile: a server that has joined the incarnation, or a newer one, is left alone in
-        whatever phase, and nothing is touched once another incarnation is the newest.
+        A caller that stood still (stopped with Ctrl-Z) must not end the job that has come to life
+        meanwhile: a server that has joined the incarnation, or a newer one, is left alone in any
+        phase, and nothing is touched once another incarnation is the newest.
 
         Args:
             phase: Closed for a new line of the job, awaiting a restore for a restore.
@@ -108,7 +106,7 @@ class Restarter:
                 them.
 
         Returns:
-            Whether it did; if not, nothing was touched.
+            True if the start still waits, so that they were restarted; else nothing was touched.
         """
         record, config = self.stack.record(), self._settings.job_config()
         if record is None:

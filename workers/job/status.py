@@ -1,4 +1,4 @@
-"""Where a job stands, asked from outside: its controller, its Gym servers, its folder."""
+"""The state of a job from outside: its controller, its Gym servers, its folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NO_SUCH_ROUTE = 404
 
 
 class JobView(BaseModel):
-    """What `turnpoint status` shows of a job."""
+    """The job in the result of `turnpoint status`."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -38,13 +38,13 @@ class JobView(BaseModel):
     snapshots: list[str]
     """Newest first."""
     problems: dict[str, str] = {}
-    """Why a Gym server has no phase, by name: the error's code, and what to do."""
+    """Reasons of Gym servers without a phase, by name: the error's code and the next step."""
     being_raised: str | None = None
-    """Which incarnation somebody is bringing to life, in words."""
+    """`incarnation k is being restored` (or started), while that is so."""
 
     @property
     def is_alive(self) -> bool:
-        """Whether a controller works on the job."""
+        """True if a controller works on the job."""
         return self.controller is not None and not self.controller.state.is_over
 
     def sentence(self) -> str:
@@ -53,7 +53,7 @@ class JobView(BaseModel):
         if self.being_raised is not None and not self.is_alive:
             return (
                 f"job {self.job_id}: {self.being_raised}; `turnpoint status --follow` waits for "
-                "it. If nobody works on it any more, `turnpoint run` begins the next one"
+                "it. If that has failed, `turnpoint run` begins the next one"
             )
         if controller is None:
             newest = self.snapshots[0] if self.snapshots else "none"
@@ -78,7 +78,7 @@ def being_raised(job_folder: Path) -> str | None:
 def use_ray_of(settings: Settings) -> None:
     """Make this process a future driver of the configured cluster, and of no other.
 
-    To be called before Ray is imported: it reads the environment then.
+    Call it before Ray is imported: Ray reads the environment at its import.
 
     Raises:
         SettingsError: No cluster is configured.
@@ -86,14 +86,14 @@ def use_ray_of(settings: Settings) -> None:
     if settings.ray_address is None:
         raise SettingsError("ray_address: not set; start the stack with `turnpoint up`")
     os.environ.update(ray_head.environment(settings.ray_address))
-    # Its connecting is no news on a terminal, nor that it sets no signal handler in a thread.
+    # Its lines about connecting and about signal handlers do not belong on the terminal.
     logging.getLogger("ray._private.worker").setLevel(logging.ERROR)
 
 
 def look_at_job(
     settings: Settings, *, with_controller: bool = True, with_servers: bool = True
 ) -> JobView:
-    """Ask everybody once. Blocks; what does not answer is None.
+    """Ask the controller and the Gym servers once. Blocks; a silent participant is None.
 
     Args:
         settings: Of the job.
@@ -130,7 +130,7 @@ async def controller_status(settings: Settings, config: JobConfig) -> Controller
 
 
 async def gym_capabilities(settings: Settings, config: JobConfig) -> dict[str, Capabilities | None]:
-    """What each Gym server says it is, by name; None of one that does not answer."""
+    """Capabilities of each Gym server by name; None for a silent one."""
     found, _ = await _gym_capabilities(settings, config)
     return found
 
@@ -150,8 +150,8 @@ async def _gym_capabilities(
             found[server.name] = None
             if answer.details.get("http") != _NO_SUCH_ROUTE:  # an unmodified server has none
                 owned = server.name in gym_servers.started(settings.servers)
-                what = _next(answer, server, owned)
-                problems[server.name] = f"{answer.code}: {answer.message}; {what}"
+                then = _next_step(answer, server, owned)
+                problems[server.name] = f"{answer.code}: {answer.message}; {then}"
         elif isinstance(answer, BaseException):
             raise answer
         else:
@@ -159,9 +159,9 @@ async def _gym_capabilities(
     return found, problems
 
 
-def _next(error: TurnpointError, server: ServerConfig, owned: bool) -> str:
+def _next_step(error: TurnpointError, server: ServerConfig, owned: bool) -> str:
     if isinstance(error, Unauthorized):
-        return "it was started with another token than this command has: restart it, or give its"
+        return "it has another token than this command: restart it, or give this command its token"
     if owned:
-        return f"look at `turnpoint logs {server.name}` and who listens at {server.url}"
-    return f"the stack does not start it (it has no `command`): look who listens at {server.url}"
+        return f"look at `turnpoint logs {server.name}` and at the process behind {server.url}"
+    return f"the stack does not start it (no `command`): look at the process behind {server.url}"
