@@ -18,8 +18,8 @@ import pytest
 from activities.contract import RestoreResult
 from gym.protocol import Kind
 from rl.messages import ServerConfig
-from tests.gym.test_gymnasium_agent import rows_of
-from tests.gym.test_several_resources import OFFERED
+from tests.gym.gymnasium_fleet import rows_of
+from tests.gym.scenarios.test_several_resources import OFFERED
 from tests.ports import free_port
 from tests.real.live import Live, wait_for
 from tests.real.own_servers import OwnServers

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rl.policies.scripted import Script
-from tests.gym.test_gymnasium_agent import rows_of
+from tests.gym.gymnasium_fleet import rows_of
 from tests.twin.fleet import DICE, PLAYER, TOOLS, WRITER
 from tests.twin.rows import counted, rollout_ids, tool
 

@@ -10,7 +10,7 @@ import pytest
 
 from gym.protocol import NoSpace, NotWritten, Phase
 from tests.gym.parts import checkpoint_folder, participant_in
-from tests.gym.test_resource_server import Scripted, served
+from tests.gym.resource_server import Scripted, served
 
 
 @pytest.mark.parametrize(

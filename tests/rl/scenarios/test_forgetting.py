@@ -23,7 +23,7 @@ from rl.nemo_gym.runs import Runs
 from tests.gym import fleet as gym
 from tests.gym.fake_generation import FakeGeneration
 from tests.gym.fleet import AGENT, COUNTER, MODEL, NAMES, ROW
-from tests.gym.test_agent_faults import Meddling, typed
+from tests.gym.meddling import Meddling, typed
 
 
 def _joined(servers: gym.Fleet) -> list[JoinedServer]:

@@ -12,8 +12,7 @@ from pydantic import SecretStr
 from gym.client import GymClient
 from gym.protocol import Kind
 from tests.gym.fleet import MODEL, TOKEN, Fleet
-from tests.gym.scripted_generation import ScriptedGeneration
-from tests.gym.test_gymnasium_agent import (
+from tests.gym.gymnasium_fleet import (
     AGENT,
     ENVIRONMENT,
     MIXED,
@@ -21,7 +20,8 @@ from tests.gym.test_gymnasium_agent import (
     turns,
     undisturbed,
 )
-from tests.gym.test_real_processes import processes
+from tests.gym.processes import processes
+from tests.gym.scripted_generation import ScriptedGeneration
 
 pytestmark = pytest.mark.real
 MODULES = {

@@ -11,44 +11,16 @@ import pytest
 
 from gym.protocol import (
     AcknowledgeRequest,
-    CheckpointParked,
-    CommitAnswer,
     DiscardRequest,
     ForgetRequest,
     Phase,
-    RequestConflict,
-    ResultConflict,
     StaleAttempt,
-    WrittenFile,
     canonical_json,
     digest_of,
 )
 from tests.gym.fake_generation import FakeGeneration
-from tests.gym.fleet import AGENT, COUNTER, MODEL, NAMES, ROW, Fleet, fleet
-
-
-def files_of(answers: dict[str, CommitAnswer]) -> dict[str, list[WrittenFile]]:
-    return {name: answers[name].files for name in NAMES}
-
-
-def items_of(saved: Path) -> list[dict[str, Any]]:
-    lines = (saved / "gym" / AGENT / "agent_state.jsonl").read_bytes().splitlines()
-    return [json.loads(line) for line in lines]
-
-
-async def parked_at(fleet_: Fleet, call: int, *rollouts: str) -> list[asyncio.Task[Any]]:
-    """Start rollouts and prepare while they wait for call `call`: they park before the next."""
-    generation = fleet_.generation
-    await generation.hold_from(call)
-    runs = [asyncio.create_task(fleet_.run(rollout)) for rollout in rollouts]
-    await generation.until_waiting(f"call-{call}", len(rollouts))
-    closing = asyncio.create_task(fleet_.prepare(MODEL))
-    await asyncio.sleep(0.05)
-    await generation.hold_from(None)
-    assert (await closing).ready
-    for name in (AGENT, COUNTER):
-        assert (await fleet_.prepare(name)).ready
-    return runs
+from tests.gym.fleet import AGENT, COUNTER, MODEL, ROW, fleet
+from tests.gym.rollouts import files_of, items_of, parked_at
 
 
 async def test_an_undisturbed_rollout_ends_with_its_result_and_its_chain(tmp_path: Path) -> None:
@@ -107,24 +79,6 @@ async def test_a_save_in_the_middle_parks_and_resume_goes_on(tmp_path: Path) -> 
         for result, _ in await asyncio.gather(*runs):
             assert result["final_count"] == 18
         assert len(generation.generated) == len(set(generation.generated)) == 12
-
-
-async def test_a_run_that_a_save_has_counted_is_forgotten_after_it_alone(tmp_path: Path) -> None:
-    """Break: gym/agent/part.py: forget it in every phase; seen red."""
-    async with fleet(tmp_path, FakeGeneration()) as servers:
-        await servers.join()
-        (run,) = await parked_at(servers, 1, "p0_g0")
-        answers = await servers.commit_all()
-        forget = ForgetRequest(**servers.who(AGENT), rollout_ids=["p0_g0"])
-        with pytest.raises(CheckpointParked):
-            await servers.client.forget(servers.urls[AGENT], AGENT, forget)
-        assert len(answers[AGENT].continuations) == 1
-        assert (await servers.status(AGENT)).counts.parked == 1
-        await servers.resume_all()
-        await servers.client.forget(servers.urls[AGENT], AGENT, forget)
-        with pytest.raises(StaleAttempt):
-            await run
-        assert (await servers.status(AGENT)).counts.parked == 0
 
 
 async def test_a_restored_rollout_goes_on_as_the_next_run(tmp_path: Path) -> None:
@@ -236,75 +190,6 @@ async def test_a_restored_record_not_sent_again_is_saved_again(tmp_path: Path) -
             assert result["final_count"] == 18
 
 
-async def test_results_are_kept_until_they_are_acknowledged(tmp_path: Path) -> None:
-    async with fleet(tmp_path, FakeGeneration(turns=2)) as servers:
-        await servers.join()
-        first, headers = await servers.run("p0_g0")
-        assert await servers.prepare(MODEL)
-        closed = await servers.prepare(AGENT, budget_s=0.1)
-        assert not closed.ready
-        assert [b.where for b in closed.blockers] == ["result"]
-        assert closed.counts.unacknowledged == 1
-        # In every phase, and the same again.
-        again, _ = await servers.run("p0_g0")
-        assert again == first
-        ack = AcknowledgeRequest(
-            **servers.who(AGENT),
-            rollout_id="p0_g0",
-            attempt_index=0,
-            result_digest=headers["x-turnpoint-result-digest"],
-        )
-        other = ack.model_copy(update={"result_digest": "0" * 64})
-        client, url = servers.client, servers.urls[AGENT]
-        with pytest.raises(ResultConflict):
-            await client.acknowledge(url, AGENT, other)
-        await client.acknowledge(url, AGENT, ack)
-        await client.acknowledge(url, AGENT, ack)
-        with pytest.raises(ResultConflict):
-            await client.acknowledge(url, AGENT, other)
-        assert (await servers.prepare(AGENT)).ready
-        with pytest.raises(StaleAttempt):
-            await servers.run("p0_g0")
-        assert (await servers.prepare(COUNTER)).ready
-        answers = await servers.commit_all()
-        assert answers[AGENT].continuations == []
-        forget = ForgetRequest(**servers.who(AGENT), rollout_ids=["p0_g0"])
-        await client.forget(url, AGENT, forget)
-        await client.acknowledge(url, AGENT, other)
-
-
-async def test_an_unknown_run_is_refused_while_closed_and_a_held_one_joins(tmp_path: Path) -> None:
-    generation = FakeGeneration()
-    async with fleet(tmp_path, generation) as servers:
-        await servers.join()
-        (run,) = await parked_at(servers, 1, "p0_g0")
-        with pytest.raises(CheckpointParked):
-            await servers.run("p0_g1")
-        with pytest.raises(RequestConflict):
-            await servers.run("p0_g0", row=ROW | {"expected_count": 1})
-        joined = asyncio.create_task(servers.run("p0_g0"))
-        await asyncio.sleep(0.05)
-        await servers.resume_all()
-        assert (await joined)[0] == (await run)[0]
-        assert len(generation.calls_of("p0_g0")) == 6
-
-
-async def test_a_caller_that_hangs_up_ends_nothing(tmp_path: Path) -> None:
-    generation = FakeGeneration()
-    async with fleet(tmp_path, generation) as servers:
-        await servers.join()
-        await generation.hold_from(3)
-        call = asyncio.create_task(servers.run("p0_g0"))
-        await generation.until_waiting("call-3")
-        call.cancel()
-        await asyncio.sleep(0.05)
-        await generation.hold_from(None)
-        await generation.until_waiting("call-5")  # nobody asks for it
-        result, _ = await servers.run("p0_g0")
-        assert result["final_count"] == 18
-        assert len(generation.asked) == 6
-
-
 async def test_discarded_records_start_over_as_the_same_next_run(tmp_path: Path) -> None:
     generation = FakeGeneration()
     async with fleet(tmp_path, generation) as servers:
@@ -326,30 +211,3 @@ async def test_discarded_records_start_over_as_the_same_next_run(tmp_path: Path)
         result, _ = await restored.run("p0_g0", 1)
         assert result["final_count"] == 18
         assert generation.generated[-6:] == [f"2/p0_g0-a1/call-{k}" for k in range(6)]
-
-
-async def test_the_next_run_ends_the_one_before(tmp_path: Path) -> None:
-    generation = FakeGeneration()
-    async with fleet(tmp_path, generation) as servers:
-        await servers.join()
-        await generation.hold_from(2)
-        old = asyncio.create_task(servers.run("p0_g0"))
-        await generation.until_waiting("call-2")
-        new = asyncio.create_task(servers.run("p0_g0", 1))
-        with pytest.raises(StaleAttempt):
-            await old
-        await generation.hold_from(None)
-        result, _ = await new
-        assert result["final_count"] == 18
-        manifest = await servers.client.manifest(servers.urls[MODEL], MODEL, "p0_g0-a1")
-        assert [row.capture_key for row in manifest.records] == ["p0_g0-a1"] * 6
-        with pytest.raises(StaleAttempt):
-            await servers.run("p0_g0", 0)
-
-
-async def test_max_steps_ends_the_loop_after_its_tools(tmp_path: Path) -> None:
-    async with fleet(tmp_path, FakeGeneration(), agent={"max_steps": 2}) as servers:
-        await servers.join()
-        result, headers = await servers.run("p0_g0")
-        assert result["final_count"] == 3 + 1 + 2
-        assert headers["x-turnpoint-last-model-call-id"] == "call-1"

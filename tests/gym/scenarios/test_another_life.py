@@ -17,8 +17,8 @@ from gym.protocol import NotJoined, ResumeRequest
 from gym.resource import environment_app
 from tests.gym.fake_generation import FakeGeneration
 from tests.gym.fleet import AGENT, COUNTER, MODEL, TOKEN, Fleet, fleet, until
-from tests.gym.test_agent_faults import Meddling
-from tests.gym.test_agent_rollouts import files_of, parked_at
+from tests.gym.meddling import Meddling
+from tests.gym.rollouts import files_of, parked_at
 
 
 class Restarting(httpx.AsyncBaseTransport):
