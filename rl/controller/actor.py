@@ -1,10 +1,9 @@
 """The Ray actor `SingleController`: puts `rl.controller.controller` on one event loop.
 
-Guarantees: `renew`, `status`
-and `resume_checkpoint` have a concurrency group of their own, so no queue of other calls delays
-them; they hop to the loop on which all state is touched. A call of another incarnation is refused.
-Losing this actor ends the live job (`max_restarts=0`): its state is in memory, and the answer is a
-restore.
+Guarantees: `renew`, `status` and `resume_checkpoint` have a concurrency group of their own, so no
+queue of other calls delays them; they do their work on the loop on which all state is touched. A
+call of another incarnation is refused. Losing this actor ends the live job (`max_restarts=0`): its
+state is in memory, and the answer is a restore.
 """
 
 from __future__ import annotations
@@ -137,7 +136,7 @@ class SingleController:
         """See `Controller.start_pumps`."""
         return self._controller(incarnation).start_pumps()
 
-    # --- the shell ----------------------------------------------------------------------------
+    # --- private ------------------------------------------------------------------------------
 
     async def _attached(self, incarnation: int) -> Controller:
         self._require(incarnation)
