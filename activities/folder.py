@@ -26,6 +26,7 @@ from rl.messages import JobConfig
 from rl.snapshots.folder import SnapshotFolder
 from rl.snapshots.incarnations import require_newest
 from rl.snapshots.manifest import SnapshotManifest
+from rl.snapshots.prune import prune
 from rl.snapshots.topology import require_fit, topology_of
 
 
@@ -91,7 +92,8 @@ class FolderActivities(ActivityGroup):
         """Step 6: delete the snapshots that no restore needs any more."""
         async with self._driving(request):
             removed, kept = await asyncio.to_thread(
-                self._folder.prune,
+                prune,
+                self._folder,
                 request.keep_latest_k,
                 incarnation=request.incarnation,
                 other_lines=request.other_lines,

@@ -81,7 +81,7 @@ async def test_a_damaged_snapshot_gives_way_to_the_older_one_and_its_file_is_nam
 ) -> None:
     """Break: take the first candidate.
 
-    Or rl/snapshots/folder.py: say of one that is no folder that there is no such snapshot: the
+    Or rl/snapshots/published.py: say of one that is no folder that there is no such snapshot: the
     restore fails, though an older one is intact.
     """
     file, apply = DAMAGE[damage]

@@ -13,6 +13,7 @@ from rl.errors import FolderError, Unpublished
 from rl.snapshots.folder import Reserved, SnapshotFolder
 from rl.snapshots.manifest import SnapshotManifest
 from rl.snapshots.names import JobFolder, number_of
+from rl.snapshots.prune import prune
 from tests.rl.folder_cases import (
     FIRST,
     SECOND,
@@ -260,11 +261,11 @@ def test_a_prune_that_dies_at_each_durable_step_leaves_only_whole_snapshots(
 
     points = 0
     folders = [build(0)]
-    for step, moment in crash_points(lambda: folders[-1].prune(2)):
+    for step, moment in crash_points(lambda: prune(folders[-1], 2)):
         folder = folders[-1]
         for name in folder.snapshots():
             folder.verify(name)
-        assert folder.prune(2).kept == ["snapshot_000004", "snapshot_000003"], (step, moment)
+        assert prune(folder, 2).kept == ["snapshot_000004", "snapshot_000003"], (step, moment)
         names = {path.name for path in folder.path.iterdir()}
         assert names == {"snapshot_000004", "snapshot_000003", "incarnations"}
         points += 1

@@ -12,6 +12,7 @@ import pytest
 from rl.errors import IncarnationDamaged, OriginConflict, SnapshotDamaged, Superseded
 from rl.snapshots import incarnations
 from rl.snapshots.folder import SnapshotFolder
+from rl.snapshots.prune import prune
 from tests.rl.folder_cases import FIRST, SECOND, config_of, crash_points, save, start_job
 
 
@@ -147,6 +148,6 @@ def test_the_line_survives_the_deletion_of_the_snapshot_it_branched_off(tmp_path
     first, second = save(folder, FIRST, name="keep"), save(folder, SECOND)
     start_job(config, second)
     third = save(folder, "cccccccc-3", incarnation=2)
-    folder.prune(1)
+    prune(folder, 1)
     assert folder.snapshots() == [third, first]
     assert folder.candidates("latest") == [third, first]

@@ -11,6 +11,7 @@ from rl.errors import NoSnapshot, RestoreNotFinished, Superseded
 from rl.snapshots import incarnations
 from rl.snapshots.folder import SnapshotFolder
 from rl.snapshots.manifest import MANIFEST
+from rl.snapshots.prune import prune
 from tests.rl.folder_cases import config_of, save, start_job
 
 
@@ -32,11 +33,11 @@ def test_the_newest_periodic_ones_are_kept_and_all_named_ones(folder: SnapshotFo
     _start(folder)
     save(folder, "aaaaaaaa", name="start")
     _saves(folder, range(2, 6))
-    pruned = folder.prune(2, incarnation=1)
+    pruned = prune(folder, 2, incarnation=1)
     assert pruned.removed == ["snapshot_000003", "snapshot_000002"]
     assert pruned.kept == ["snapshot_000005", "snapshot_000004", "snapshot_000001"]
     assert pruned.kept == folder.snapshots()
-    assert folder.prune(2) == ([], pruned.kept)
+    assert prune(folder, 2) == ([], pruned.kept)
     assert not [name for name in os.listdir(folder.path) if name.startswith("trash_")]
 
 
@@ -45,7 +46,7 @@ def test_named_ones_do_not_count_among_the_kept_k(folder: SnapshotFolder) -> Non
     _saves(folder, range(1, 3))
     save(folder, "aaaaaaaa", name="three")
     save(folder, "bbbbbbbb", name="four")
-    assert folder.prune(2).removed == []
+    assert prune(folder, 2).removed == []
 
 
 def test_the_one_restored_from_stays_until_the_line_has_a_newer_one(
@@ -54,10 +55,10 @@ def test_the_one_restored_from_stays_until_the_line_has_a_newer_one(
     _start(folder)
     _saves(folder, range(1, 4))
     _start(folder, "snapshot_000002")
-    assert folder.prune(1).removed == ["snapshot_000001"]
+    assert prune(folder, 1).removed == ["snapshot_000001"]
     assert "snapshot_000002" in folder.snapshots()
     _saves(folder, range(4, 5), incarnation=2)
-    assert folder.prune(1).removed == ["snapshot_000002"]
+    assert prune(folder, 1).removed == ["snapshot_000002"]
 
 
 def test_other_lines_stay_until_they_are_asked_for(folder: SnapshotFolder) -> None:
@@ -66,9 +67,9 @@ def test_other_lines_stay_until_they_are_asked_for(folder: SnapshotFolder) -> No
     save(folder, "aaaaaaaa", name="never")
     _start(folder)
     _saves(folder, range(4, 7), incarnation=2)
-    assert folder.prune(1).removed == ["snapshot_000005", "snapshot_000004"]
+    assert prune(folder, 1).removed == ["snapshot_000005", "snapshot_000004"]
     assert folder.snapshots()[-3:] == ["snapshot_000003", "snapshot_000002", "snapshot_000001"]
-    assert folder.prune(1, other_lines=True).removed == ["snapshot_000002", "snapshot_000001"]
+    assert prune(folder, 1, other_lines=True).removed == ["snapshot_000002", "snapshot_000001"]
     assert folder.snapshots() == ["snapshot_000006", "snapshot_000003"]
 
 
@@ -76,7 +77,7 @@ def test_a_snapshot_that_cannot_say_that_it_has_no_name_is_kept(folder: Snapshot
     _start(folder)
     _saves(folder, range(1, 5))
     (folder.path / "snapshot_000001" / MANIFEST).write_bytes(b"?")
-    assert folder.prune(1, other_lines=True).removed == ["snapshot_000003", "snapshot_000002"]
+    assert prune(folder, 1, other_lines=True).removed == ["snapshot_000003", "snapshot_000002"]
     assert folder.snapshots() == ["snapshot_000004", "snapshot_000001"]
 
 
@@ -87,25 +88,25 @@ def test_nothing_is_pruned_for_an_older_incarnation_or_during_a_restore(
     _saves(folder, range(1, 4))
     incarnations.claim(folder.path, {"run_id": "restore"})
     with pytest.raises(Superseded):
-        folder.prune(1, incarnation=1)
+        prune(folder, 1, incarnation=1)
     with pytest.raises(RestoreNotFinished):
-        folder.prune(1)
+        prune(folder, 1)
     assert len(folder.snapshots()) == 3
     with pytest.raises(ValueError, match="keep_latest_k"):
-        folder.prune(0)
+        prune(folder, 0)
 
 
 def test_of_a_job_that_never_ran_there_is_nothing_to_prune(folder: SnapshotFolder) -> None:
     """Break: say that incarnation 0 has not named its origin."""
     with pytest.raises(NoSnapshot, match=r"nothing to prune: .* never run; `turnpoint run`"):
-        folder.prune(1)
+        prune(folder, 1)
 
 
 def test_numbers_go_on_above_what_prune_deleted(folder: SnapshotFolder) -> None:
     _start(folder)
     _saves(folder, range(1, 3))
     _start(folder, "snapshot_000001")
-    assert folder.prune(1, other_lines=True).removed == ["snapshot_000002"]
+    assert prune(folder, 1, other_lines=True).removed == ["snapshot_000002"]
     _saves(folder, range(3, 4), incarnation=2)
 
 
@@ -116,7 +117,7 @@ def test_of_other_lines_trash_only_the_folder_that_holds_the_highest_number_stay
     _start(folder)
     _saves(folder, range(1, 5))
     _start(folder, "snapshot_000001")
-    removed = folder.prune(1, other_lines=True).removed
+    removed = prune(folder, 1, other_lines=True).removed
     assert removed == ["snapshot_000004", "snapshot_000003", "snapshot_000002"]
     trash = [name for name in os.listdir(folder.path) if name.startswith("trash_")]
     assert [name.rpartition("_")[2][:6] for name in trash] == ["000004"]
@@ -135,7 +136,7 @@ def test_a_snapshot_that_was_moved_away_is_neither_counted_nor_deleted_nor_in_th
     moved = folder.path / "snapshot_000002"
     moved.rename(tmp_path / "kept")
     moved.symlink_to(tmp_path / "kept")
-    assert folder.prune(1).removed == ["snapshot_000001"]
+    assert prune(folder, 1).removed == ["snapshot_000001"]
     assert moved.is_symlink() and (tmp_path / "kept" / "manifest.json").is_file()
     _saves(folder, range(4, 5))
 
