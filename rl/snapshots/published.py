@@ -43,7 +43,7 @@ class PublishedSnapshots:
         return self.names.named(SNAPSHOT)
 
     def on_current_line(self) -> list[str]:
-        """Names that `latest` chooses from, newest first; those of an unknown line are among them."""
+        """Names that `latest` chooses from, newest first; damaged ones are among them."""
         return self._on(incarnations.current_line(self.path))
 
     def manifest(self, name: str) -> SnapshotManifest:
