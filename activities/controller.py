@@ -10,14 +10,7 @@ import asyncio
 
 from temporalio import activity
 
-from activities.contract.save import (
-    BeginRequest,
-    BeginResult,
-    CheckpointRequest,
-    CloseAdmissionResult,
-    CutResult,
-    FolderRequest,
-)
+from activities.contract import save
 from activities.group import ActivityGroup
 from rl.controller.client import SingleControllerClient
 from rl.errors import ActorLost, ControllerLost, RestoreNotFinished
@@ -32,7 +25,7 @@ class ControllerActivities(ActivityGroup):
     """The requests of a save to the Single Controller."""
 
     @activity.defn
-    async def begin_checkpoint(self, request: BeginRequest) -> BeginResult:
+    async def begin_checkpoint(self, request: save.BeginRequest) -> save.BeginResult:
         """Step 0: the controller agrees and reserves the folder, or gives its reason.
 
         Raises:
@@ -54,14 +47,14 @@ class ControllerActivities(ActivityGroup):
                     "its newest snapshot; `turnpoint restore` does only the latter",
                     participant=SINGLE_CONTROLLER,
                 ) from error
-            return BeginResult(**answer.model_dump(), ms=clock.elapsed_ms())
+            return save.BeginResult(**answer.model_dump(), ms=clock.elapsed_ms())
 
-    def _starting(self) -> BeginResult | None:
+    def _starting(self) -> save.BeginResult | None:
         """The refusal while a claimed incarnation has no origin yet: its start is on its way."""
         newest = incarnations.not_begun(self._config.job_folder)
         if newest is None:
             return None
-        return BeginResult(
+        return save.BeginResult(
             agreed=False,
             refusal=RestoreNotFinished.code,
             reason=f"incarnation {newest} does not run yet: wait for its start or restore; if that "
@@ -70,21 +63,21 @@ class ControllerActivities(ActivityGroup):
         )
 
     @activity.defn
-    async def close_admission(self, request: CheckpointRequest) -> CloseAdmissionResult:
+    async def close_admission(self, request: save.CheckpointRequest) -> save.CloseResult:
         """Step 1: no new rollout is sent, and every result owed is acknowledged."""
         async with self._driving(request) as clock:
             controller = SingleControllerClient(request.incarnation)
             acknowledged = await controller.close_admission(
                 request.checkpoint_id, clock.timeout_s()
             )
-            return CloseAdmissionResult(acknowledged=acknowledged, ms=clock.elapsed_ms())
+            return save.CloseResult(acknowledged=acknowledged, ms=clock.elapsed_ms())
 
     @activity.defn
-    async def cut_rl_state(self, request: FolderRequest) -> CutResult:
+    async def cut_rl_state(self, request: save.FolderRequest) -> save.CutResult:
         """Step 3: RL's own files under the data-plane barrier, every server confirmed held."""
         async with self._driving(request) as clock:
             controller = SingleControllerClient(request.incarnation)
             answer = await controller.cut_rl_state(
                 request.checkpoint_id, request.folder, clock.timeout_s()
             )
-            return CutResult(**answer.model_dump(), ms=clock.elapsed_ms())
+            return save.CutResult(**answer.model_dump(), ms=clock.elapsed_ms())

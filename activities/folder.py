@@ -12,14 +12,7 @@ from datetime import UTC, datetime
 from temporalio import activity
 from temporalio.client import Client
 
-from activities.contract import PruneInput, PruneResult
-from activities.contract.restore import SelectRequest, SelectResult
-from activities.contract.save import (
-    CheckpointKey,
-    PublishRequest,
-    PublishResult,
-    UnpublishResult,
-)
+from activities.contract import PruneInput, PruneResult, restore, save
 from activities.group import ActivityGroup
 from rl.errors import NoSnapshot, SnapshotDamaged, TopologyMismatch
 from rl.messages import JobConfig
@@ -38,7 +31,7 @@ class FolderActivities(ActivityGroup):
         self._folder = SnapshotFolder(config)
 
     @activity.defn
-    async def publish_snapshot(self, request: PublishRequest) -> PublishResult:
+    async def publish_snapshot(self, request: save.PublishRequest) -> save.PublishResult:
         """Step 4: every file synced and checked, manifest last, one rename.
 
         It is not begun without time left; once begun the rename decides, whatever the clock says.
@@ -64,7 +57,7 @@ class FolderActivities(ActivityGroup):
             published = await asyncio.to_thread(
                 self._folder.publish, request.folder, request.snapshot, manifest, request.files
             )
-            return PublishResult(
+            return save.PublishResult(
                 published=True,
                 snapshot=published.snapshot,
                 bytes=published.bytes,
@@ -72,7 +65,7 @@ class FolderActivities(ActivityGroup):
             )
 
     @activity.defn
-    async def unpublish_snapshot(self, request: CheckpointKey) -> UnpublishResult:
+    async def unpublish_snapshot(self, request: save.CheckpointKey) -> save.UnpublishResult:
         """Compensation: rename the folder away; if the publish had won, its snapshot."""
         async with self._driving(request):
             trashed = await asyncio.to_thread(self._folder.discard, request.checkpoint_id)
@@ -80,7 +73,7 @@ class FolderActivities(ActivityGroup):
             manifest = (
                 await asyncio.to_thread(self._folder.manifest, snapshot) if snapshot else None
             )
-        return UnpublishResult(
+        return save.UnpublishResult(
             published=manifest is not None,
             snapshot=snapshot,
             bytes=manifest.bytes if manifest is not None else 0,
@@ -101,7 +94,7 @@ class FolderActivities(ActivityGroup):
         return PruneResult(removed=removed, kept=kept)
 
     @activity.defn
-    async def select_snapshot(self, request: SelectRequest) -> SelectResult:
+    async def select_snapshot(self, request: restore.SelectRequest) -> restore.SelectResult:
         """Restore, step 1: the newest of the line that checks out, before anything is loaded.
 
         Raises:
@@ -124,7 +117,7 @@ class FolderActivities(ActivityGroup):
                         raise
                     skipped.append(f"{name}: {error.code}: {error.message}")
                     continue
-                return SelectResult(
+                return restore.SelectResult(
                     snapshot=name,
                     source_checkpoint_id=manifest.checkpoint_id,
                     source_incarnation=manifest.incarnation,

@@ -11,21 +11,7 @@ import logging
 from temporalio import activity
 from temporalio.client import Client
 
-from activities.contract.restore import (
-    DiscoverResult,
-    RestoreCheckpointRequest,
-    RestoreStep,
-    ResumeRestoredRequest,
-    ServersResult,
-)
-from activities.contract.save import (
-    CheckpointRequest,
-    CommitCheckpointResult,
-    FolderRequest,
-    PrepareCheckpointResult,
-    ResumeCheckpointRequest,
-    ResumeCheckpointResult,
-)
+from activities.contract import restore, save
 from activities.group import ActivityGroup
 from gym.client import GymClient
 from gym.protocol import DeadlineExceeded, NotReady
@@ -58,7 +44,7 @@ class GymActivities(ActivityGroup):
         self._gym = gym
 
     @activity.defn
-    async def prepare_checkpoint(self, request: CheckpointRequest) -> PrepareCheckpointResult:
+    async def prepare_checkpoint(self, request: save.CheckpointRequest) -> save.PrepareResult:
         """Step 1: every rollout stands at a turn boundary, 0 calls in flight.
 
         Raises:
@@ -73,20 +59,20 @@ class GymActivities(ActivityGroup):
                 raise DeadlineExceeded(
                     error.message, participant=error.participant, details=error.details
                 ) from error
-            return PrepareCheckpointResult(**dict(answer), ms=clock.elapsed_ms())
+            return save.PrepareResult(**dict(answer), ms=clock.elapsed_ms())
 
     @activity.defn
-    async def commit_checkpoint(self, request: FolderRequest) -> CommitCheckpointResult:
+    async def commit_checkpoint(self, request: save.FolderRequest) -> save.CommitResult:
         """Step 2: each server's part is on disk, with its digests."""
         async with self._driving(request) as clock:
             folder = str(self._config.job_folder / request.folder)
             answer = await NemoGymClient(request.incarnation).commit_checkpoint(
                 request.checkpoint_id, clock.timeout_s(), folder
             )
-            return CommitCheckpointResult(**dict(answer), ms=clock.elapsed_ms())
+            return save.CommitResult(**dict(answer), ms=clock.elapsed_ms())
 
     @activity.defn
-    async def resume_checkpoint(self, request: ResumeCheckpointRequest) -> ResumeCheckpointResult:
+    async def resume_checkpoint(self, request: save.ResumeRequest) -> save.ResumeResult:
         """Step 5 and the compensation: servers open, then the controller sends rollouts again.
 
         A save must never keep a live fleet paused: a participant that cannot be reached is named
@@ -95,7 +81,7 @@ class GymActivities(ActivityGroup):
         async with self._driving(request) as clock:
             incarnation = request.incarnation or await self._incarnation()
             if incarnation is None:
-                return ResumeCheckpointResult(
+                return save.ResumeResult(
                     servers=[], pause_s=None, note="the job has no controller: leases open it"
                 )
             servers, note = await self._resume_servers(incarnation, request.checkpoint_id)
@@ -105,7 +91,7 @@ class GymActivities(ActivityGroup):
                 )
             except ActorLost as error:
                 pause_s, note = None, str(error)
-            return ResumeCheckpointResult(
+            return save.ResumeResult(
                 servers=servers, pause_s=pause_s, ms=clock.elapsed_ms(), note=note
             )
 
@@ -138,7 +124,7 @@ class GymActivities(ActivityGroup):
             return reports, None
 
     @activity.defn
-    async def discover_capabilities(self, request: RestoreStep) -> DiscoverResult:
+    async def discover_capabilities(self, request: restore.RestoreStep) -> restore.DiscoverResult:
         """Restore, step 1: every server is there, of the right kind, and has joined.
 
         Raises:
@@ -153,10 +139,10 @@ class GymActivities(ActivityGroup):
                 self._config.restore_wait_s,
                 awaiting=True,
             )
-            return DiscoverResult(servers=servers, ms=clock.elapsed_ms())
+            return restore.DiscoverResult(servers=servers, ms=clock.elapsed_ms())
 
     @activity.defn
-    async def restore_checkpoint(self, request: RestoreCheckpointRequest) -> ServersResult:
+    async def restore_checkpoint(self, request: restore.PartsRequest) -> restore.ServersResult:
         """Restore, step 1: model, agents, resources have loaded their parts and stay closed."""
         async with self._driving(request) as clock:
             servers = await NemoGymClient(request.incarnation).restore_checkpoint(
@@ -165,10 +151,10 @@ class GymActivities(ActivityGroup):
                 str(self._config.job_folder / request.snapshot),
                 [file for file in request.files if file.path.startswith("gym/")],
             )
-            return ServersResult(servers=servers, ms=clock.elapsed_ms())
+            return restore.ServersResult(servers=servers, ms=clock.elapsed_ms())
 
     @activity.defn
-    async def resume_restored(self, request: ResumeRestoredRequest) -> ServersResult:
+    async def resume_restored(self, request: restore.OpenRequest) -> restore.ServersResult:
         """Restore, step 2: resources, model, agents open.
 
         The origin of the incarnation is on disk before the first resume is sent.
@@ -176,4 +162,4 @@ class GymActivities(ActivityGroup):
         async with self._driving(request) as clock:
             record_origin(self._config.job_folder, request.incarnation, request.snapshot)
             servers = await NemoGymClient(request.incarnation).resume_restored(request.restore_id)
-            return ServersResult(servers=servers, ms=clock.elapsed_ms())
+            return restore.ServersResult(servers=servers, ms=clock.elapsed_ms())

@@ -13,20 +13,7 @@ from temporalio.client import Client
 from temporalio.common import SearchAttributeKey
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.contract import JOB_ATTRIBUTE, WORKFLOW_TYPES
-from activities.contract.restore import (
-    ClaimRequest,
-    ClaimResult,
-    DiscardContinuationsResult,
-    DropRestoredRequest,
-    LoadDataPlaneResult,
-    LoadRequest,
-    RestoreStep,
-    ServersResult,
-    StartControllerResult,
-    StartPumpsRequest,
-    StartPumpsResult,
-)
+from activities.contract import JOB_ATTRIBUTE, WORKFLOW_TYPES, restore
 from activities.driving import prove
 from activities.group import ActivityGroup
 from activities.schedule import go_on, pause_for_restore
@@ -59,7 +46,7 @@ class JobActivities(ActivityGroup):
         self._gym = gym
 
     @activity.defn
-    async def claim_job(self, request: ClaimRequest) -> ClaimResult:
+    async def claim_job(self, request: restore.ClaimRequest) -> restore.ClaimResult:
         """Restore, step 0: raise the incarnation, then clear what the old one left.
 
         With `replace` a live job's actors are killed after the claim. The owner of its Gym servers
@@ -97,7 +84,7 @@ class JobActivities(ActivityGroup):
             trashed = await asyncio.to_thread(SnapshotFolder(self._config).sweep)
             await self._require_ours(incarnation)
             running = await pause_for_restore(self._client, request.job_id, incarnation)
-            return ClaimResult(
+            return restore.ClaimResult(
                 incarnation=incarnation,
                 schedule_was_running=running,
                 restore_wait_s=self._config.restore_wait_s,
@@ -116,7 +103,7 @@ class JobActivities(ActivityGroup):
         incarnations.require_newest(self._config.job_folder, incarnation)
         await prove(self._client)
 
-    async def _require_replaceable(self, request: ClaimRequest) -> None:
+    async def _require_replaceable(self, request: restore.ClaimRequest) -> None:
         try:
             status = await job.alive_here(self._config)
         except DeadlineExceeded:
@@ -134,7 +121,7 @@ class JobActivities(ActivityGroup):
             details={"incarnation": status.incarnation, "state": status.state},
         )
 
-    async def _terminate_others(self, request: ClaimRequest) -> list[str]:
+    async def _terminate_others(self, request: restore.ClaimRequest) -> list[str]:
         """End every open workflow of the job but this one.
 
         A save that was started from the UI may have any id, another job's pattern included: the
@@ -161,7 +148,7 @@ class JobActivities(ActivityGroup):
         return terminated
 
     @activity.defn
-    async def load_data_plane(self, request: LoadRequest) -> LoadDataPlaneResult:
+    async def load_data_plane(self, request: restore.LoadRequest) -> restore.LoadResult:
         """Restore, step 1: host, generation endpoint and NemoGym started, TransferQueue loaded."""
         async with self._driving(request) as clock:
             incarnations.require_newest(self._config.job_folder, request.incarnation)
@@ -170,10 +157,10 @@ class JobActivities(ActivityGroup):
                 str(self._config.job_folder / request.snapshot),
                 [file for file in request.files if file.path.startswith("data_plane/")],
             )
-            return LoadDataPlaneResult(rows=rows, ms=clock.elapsed_ms())
+            return restore.LoadResult(rows=rows, ms=clock.elapsed_ms())
 
     @activity.defn
-    async def start_controller(self, request: LoadRequest) -> StartControllerResult:
+    async def start_controller(self, request: restore.LoadRequest) -> restore.StartResult:
         """Restore, step 2: RL's own state is loaded, each unfinished rollout has run n+1."""
         async with self._driving(request) as clock:
             incarnations.require_newest(self._config.job_folder, request.incarnation)
@@ -183,27 +170,27 @@ class JobActivities(ActivityGroup):
                 str(self._config.job_folder / request.snapshot),
                 [file for file in request.files if file.path.startswith("rl/")],
             )
-            return StartControllerResult(**dict(answer), ms=clock.elapsed_ms())
+            return restore.StartResult(**dict(answer), ms=clock.elapsed_ms())
 
     @activity.defn
-    async def discard_continuations(self, request: RestoreStep) -> DiscardContinuationsResult:
+    async def discard_continuations(self, request: restore.RestoreStep) -> restore.DiscardResult:
         """Restore, step 2: rollouts that cannot continue start over, and are reported."""
         async with self._driving(request) as clock:
             controller = SingleControllerClient(request.incarnation)
             restarted = await controller.discard_continuations(request.restore_id)
-            return DiscardContinuationsResult(restarted=restarted, ms=clock.elapsed_ms())
+            return restore.DiscardResult(restarted=restarted, ms=clock.elapsed_ms())
 
     @activity.defn
-    async def start_pumps(self, request: StartPumpsRequest) -> StartPumpsResult:
+    async def start_pumps(self, request: restore.PumpsRequest) -> restore.PumpsResult:
         """Restore, step 2: unfinished rollouts are sent again, then the Schedule goes on."""
         async with self._driving(request) as clock:
             sent = await SingleControllerClient(request.incarnation).start_pumps()
             if request.schedule_was_running:
                 await go_on(self._client, request.job_id, request.incarnation)
-            return StartPumpsResult(sent_again=sent, ms=clock.elapsed_ms())
+            return restore.PumpsResult(sent_again=sent, ms=clock.elapsed_ms())
 
     @activity.defn
-    async def drop_restored(self, request: DropRestoredRequest) -> ServersResult:
+    async def drop_restored(self, request: restore.DropRequest) -> restore.ServersResult:
         """Leave nothing of a try: servers back to awaiting, the actors killed and waited for."""
         async with self._driving(request) as clock:
             incarnations.require_newest(self._config.job_folder, request.incarnation)
@@ -215,4 +202,4 @@ class JobActivities(ActivityGroup):
             finally:
                 await prove(self._client)
                 await job.kill_actors(old)
-            return ServersResult(servers=servers, ms=clock.elapsed_ms())
+            return restore.ServersResult(servers=servers, ms=clock.elapsed_ms())

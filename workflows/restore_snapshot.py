@@ -17,25 +17,7 @@ from temporalio.exceptions import ActivityError
 with workflow.unsafe.imports_passed_through():  # pure models and names: nothing to re-import
     from pydantic import BaseModel
 
-    from activities.contract import ContinuedRollout, Progress, RestoreInput, RestoreResult
-    from activities.contract.restore import (
-        ClaimRequest,
-        ClaimResult,
-        DiscardContinuationsResult,
-        DiscoverResult,
-        DropRestoredRequest,
-        LoadDataPlaneResult,
-        LoadRequest,
-        RestoreCheckpointRequest,
-        RestoreStep,
-        ResumeRestoredRequest,
-        SelectRequest,
-        SelectResult,
-        ServersResult,
-        StartControllerResult,
-        StartPumpsRequest,
-        StartPumpsResult,
-    )
+    from activities.contract import ContinuedRollout, Progress, RestoreInput, RestoreResult, restore
 
 from workflows.failures import parsed, reason_of, shielded, stop_if_cancelled, was_cancelled
 from workflows.journal import BYTES, JOB, OUTCOME, SNAPSHOT, Journal
@@ -110,21 +92,21 @@ class RestoreSnapshot:
             found = await self._discover_capabilities()
             selected = await self._select_snapshot(found, unusable)
             try:
-                loading = LoadRequest(
+                loading = restore.LoadRequest(
                     **self._key(),
                     snapshot=selected.snapshot,
                     servers=found.servers,
                     files=selected.files,
                 )
-                await self._row("load_data_plane", loading, LoadDataPlaneResult)
+                await self._row("load_data_plane", loading, restore.LoadResult)
                 stop_if_cancelled()
                 await self._restore_checkpoint(selected)
                 stop_if_cancelled()
-                started = await self._row("start_controller", loading, StartControllerResult)
+                started = await self._row("start_controller", loading, restore.StartResult)
                 stop_if_cancelled()
-                discarding = RestoreStep(**self._key())
+                discarding = restore.RestoreStep(**self._key())
                 discarded = await self._row(
-                    "discard_continuations", discarding, DiscardContinuationsResult
+                    "discard_continuations", discarding, restore.DiscardResult
                 )
                 stop_if_cancelled()
                 break
@@ -136,11 +118,11 @@ class RestoreSnapshot:
                     self._journal.current = phase
                     raise
                 unusable.append(f"{selected.snapshot}: {reason.type}: {reason.message}")
-        resuming = ResumeRestoredRequest(**self._key(), snapshot=selected.snapshot)
-        await self._row("resume_restored", resuming, ServersResult, RESUME_TIMEOUT)
+        resuming = restore.OpenRequest(**self._key(), snapshot=selected.snapshot)
+        await self._row("resume_restored", resuming, restore.ServersResult, RESUME_TIMEOUT)
         was_running = self._claimed.schedule_was_running
-        starting = StartPumpsRequest(**self._key(), schedule_was_running=was_running)
-        await self._row("start_pumps", starting, StartPumpsResult, RESUME_TIMEOUT)
+        starting = restore.PumpsRequest(**self._key(), schedule_was_running=was_running)
+        await self._row("start_pumps", starting, restore.PumpsResult, RESUME_TIMEOUT)
 
         self._journal.note(OUTCOME.value_set("restored"))
         self._journal.heading(
@@ -158,24 +140,26 @@ class RestoreSnapshot:
 
     # --- the rows of the table ----------------------------------------------------------------
 
-    async def _claim_job(self) -> ClaimResult:
+    async def _claim_job(self) -> restore.ClaimResult:
         info = workflow.info()
-        request = ClaimRequest(
+        request = restore.ClaimRequest(
             job_id=self._restore.job_id,
             workflow_id=info.workflow_id,
             run_id=info.run_id,
             replace=self._restore.replace,
             snapshot=self._restore.snapshot,
         )
-        return await self._row("claim_job", request, ClaimResult, CLAIM_TIMEOUT)
+        return await self._row("claim_job", request, restore.ClaimResult, CLAIM_TIMEOUT)
 
-    async def _discover_capabilities(self) -> DiscoverResult:
+    async def _discover_capabilities(self) -> restore.DiscoverResult:
         timeout = DISCOVER_TIMEOUT + timedelta(seconds=self._claimed.restore_wait_s)
-        request = RestoreStep(**self._key())
-        return await self._row("discover_capabilities", request, DiscoverResult, timeout)
+        request = restore.RestoreStep(**self._key())
+        return await self._row("discover_capabilities", request, restore.DiscoverResult, timeout)
 
-    async def _select_snapshot(self, found: DiscoverResult, unusable: list[str]) -> SelectResult:
-        request = SelectRequest(
+    async def _select_snapshot(
+        self, found: restore.DiscoverResult, unusable: list[str]
+    ) -> restore.SelectResult:
+        request = restore.SelectRequest(
             **self._key(),
             snapshot=self._restore.snapshot,
             strict=self._restore.strict,
@@ -183,30 +167,30 @@ class RestoreSnapshot:
             excluded=[entry.partition(":")[0] for entry in unusable],
             reasons=unusable,
         )
-        result = await self._row("select_snapshot", request, SelectResult)
+        result = await self._row("select_snapshot", request, restore.SelectResult)
         self._journal.note(SNAPSHOT.value_set(result.snapshot), BYTES.value_set(result.bytes))
         return result
 
-    async def _restore_checkpoint(self, selected: SelectResult) -> None:
-        request = RestoreCheckpointRequest(
+    async def _restore_checkpoint(self, selected: restore.SelectResult) -> None:
+        request = restore.PartsRequest(
             **self._key(),
             snapshot=selected.snapshot,
             source_checkpoint_id=selected.source_checkpoint_id,
             files=selected.files,
         )
-        await self._row("restore_checkpoint", request, ServersResult)
+        await self._row("restore_checkpoint", request, restore.ServersResult)
 
     # --- compensation -------------------------------------------------------------------------
 
-    async def _drop_restored(self, found: DiscoverResult) -> bool:
+    async def _drop_restored(self, found: restore.DiscoverResult) -> bool:
         """Leave nothing of this try: servers reset, the actors of this incarnation killed.
 
         Returns:
             True if nothing is left, so that another try may begin.
         """
-        request = DropRestoredRequest(**self._key(), servers=found.servers)
+        request = restore.DropRequest(**self._key(), servers=found.servers)
         try:
-            await self._row("drop_restored", request, ServersResult)
+            await self._row("drop_restored", request, restore.ServersResult)
         except ActivityError as error:
             # The restore fails with its own reason; the next one takes everything back.
             workflow.logger.warning("drop failed", extra={"error": str(reason_of(error))})

@@ -30,22 +30,7 @@ with workflow.unsafe.imports_passed_through():  # pure models and names: nothing
         SaveInput,
         SaveOutcome,
         SaveResult,
-    )
-    from activities.contract.save import (
-        BeginRequest,
-        BeginResult,
-        CheckpointKey,
-        CheckpointRequest,
-        CloseAdmissionResult,
-        CommitCheckpointResult,
-        CutResult,
-        FolderRequest,
-        PrepareCheckpointResult,
-        PublishRequest,
-        PublishResult,
-        ResumeCheckpointRequest,
-        ResumeCheckpointResult,
-        UnpublishResult,
+        save,
     )
 
 from workflows.failures import parsed, reason_of, shielded, stop_if_cancelled
@@ -95,14 +80,16 @@ class SaveSnapshot:
             return self._refused(begun)
         settings, folder, publishing = begun.settings, begun.folder, False
         try:
-            preparing = CheckpointRequest(**self._in_pause(settings.prepare_timeout_s))
-            await self._row("close_admission", preparing, CloseAdmissionResult)
-            prepared = await self._row("prepare_checkpoint", preparing, PrepareCheckpointResult)
+            preparing = save.CheckpointRequest(**self._in_pause(settings.prepare_timeout_s))
+            await self._row("close_admission", preparing, save.CloseResult)
+            prepared = await self._row("prepare_checkpoint", preparing, save.PrepareResult)
             self._journal.note(PARKED.value_set(prepared.parked))
-            committing = FolderRequest(**self._in_pause(settings.commit_timeout_s), folder=folder)
-            committed = await self._row("commit_checkpoint", committing, CommitCheckpointResult)
-            cutting = FolderRequest(**self._in_pause(settings.cut_timeout_s), folder=folder)
-            cut = await self._row("cut_rl_state", cutting, CutResult)
+            committing = save.FolderRequest(
+                **self._in_pause(settings.commit_timeout_s), folder=folder
+            )
+            committed = await self._row("commit_checkpoint", committing, save.CommitResult)
+            cutting = save.FolderRequest(**self._in_pause(settings.cut_timeout_s), folder=folder)
+            cut = await self._row("cut_rl_state", cutting, save.CutResult)
             stop_if_cancelled()
             publishing = True
             published = await shielded(self._publish_snapshot(committed, cut))
@@ -111,7 +98,7 @@ class SaveSnapshot:
             undone = await shielded(self._undo(begun.incarnation, disk_decides=publishing))
             if not undone.published:
                 raise self._failed(error, phase) from None
-            published = PublishResult(**undone.model_dump(exclude={"trashed"}))
+            published = save.PublishResult(**undone.model_dump(exclude={"trashed"}))
 
         resumed = await shielded(self._resume_after_publish(published.snapshot))
         pruned = await shielded(self._prune(settings.keep_latest_k))
@@ -133,11 +120,11 @@ class SaveSnapshot:
 
     # --- the rows of the table ----------------------------------------------------------------
 
-    async def _begin_checkpoint(self) -> BeginResult:
-        request = BeginRequest(**self._key(), name=self._save.name)
+    async def _begin_checkpoint(self) -> save.BeginResult:
+        request = save.BeginRequest(**self._key(), name=self._save.name)
         try:
             return await self._journal.run(
-                "begin_checkpoint", request, BeginResult, within(BEGIN_TIMEOUT)
+                "begin_checkpoint", request, save.BeginResult, within(BEGIN_TIMEOUT)
             )
         except (ActivityError, asyncio.CancelledError) as error:
             # The controller may have begun, and its answer is lost; the id alone undoes that.
@@ -145,9 +132,9 @@ class SaveSnapshot:
             raise self._failed(error, "begin_checkpoint") from None
 
     async def _publish_snapshot(
-        self, committed: CommitCheckpointResult, cut: CutResult
-    ) -> PublishResult:
-        request = PublishRequest(
+        self, committed: save.CommitResult, cut: save.CutResult
+    ) -> save.PublishResult:
+        request = save.PublishRequest(
             **self._in_pause(self._begun.settings.publish_timeout_s),
             folder=self._begun.folder,
             snapshot=self._begun.snapshot,
@@ -162,12 +149,12 @@ class SaveSnapshot:
             },
         )
         result = await self._journal.run(
-            "publish_snapshot", request, PublishResult, until(request.deadline)
+            "publish_snapshot", request, save.PublishResult, until(request.deadline)
         )
         self._journal.note(BYTES.value_set(result.bytes))
         return result
 
-    async def _resume_after_publish(self, snapshot: str | None) -> ResumeCheckpointResult:
+    async def _resume_after_publish(self, snapshot: str | None) -> save.ResumeResult:
         self._journal.note(
             OUTCOME.value_set("published"), SNAPSHOT.value_set(self._save.name or snapshot or "")
         )
@@ -175,16 +162,14 @@ class SaveSnapshot:
             return await self._resume_checkpoint(self._begun.incarnation, snapshot)
         except ActivityError as error:
             # A publish is final; what this could not reach opens when its lease ends.
-            return ResumeCheckpointResult(servers=[], pause_s=None, note=str(reason_of(error)))
+            return save.ResumeResult(servers=[], pause_s=None, note=str(reason_of(error)))
 
     async def _resume_checkpoint(
         self, incarnation: int | None, published: str | None
-    ) -> ResumeCheckpointResult:
-        request = ResumeCheckpointRequest(
-            **self._key(), incarnation=incarnation, published=published
-        )
+    ) -> save.ResumeResult:
+        request = save.ResumeRequest(**self._key(), incarnation=incarnation, published=published)
         result = await self._journal.run(
-            "resume_checkpoint", request, ResumeCheckpointResult, within(RESUME_TIMEOUT)
+            "resume_checkpoint", request, save.ResumeResult, within(RESUME_TIMEOUT)
         )
         if result.pause_s is not None:
             self._journal.note(PAUSE_MS.value_set(round(result.pause_s * 1000)))
@@ -211,7 +196,7 @@ class SaveSnapshot:
 
     # --- refusals and compensation ------------------------------------------------------------
 
-    def _refused(self, begun: BeginResult) -> SaveResult:
+    def _refused(self, begun: save.BeginResult) -> SaveResult:
         reason = f"{begun.refusal}: {begun.reason}"
         if self._save.trigger == "manual":
             self._journal.note(OUTCOME.value_set("refused"))
@@ -226,7 +211,7 @@ class SaveSnapshot:
         self._journal.heading(f"Skipped: {reason}")
         return SaveResult(outcome=SaveOutcome.SKIPPED, checkpoint_id=self._id, reason=reason)
 
-    async def _undo(self, incarnation: int | None, *, disk_decides: bool) -> UnpublishResult:
+    async def _undo(self, incarnation: int | None, *, disk_decides: bool) -> save.UnpublishResult:
         """Compensate, unless the disk says that the publish had won.
 
         Args:
@@ -238,7 +223,7 @@ class SaveSnapshot:
         except ActivityError as error:
             # Opening comes first: the next save sweeps the folder, and the job must not wait.
             workflow.logger.warning("unpublish failed", extra={"error": str(reason_of(error))})
-            answer = UnpublishResult(published=False)
+            answer = save.UnpublishResult(published=False)
             if disk_decides:
                 await self._open_again(incarnation)
                 answer = await self._unpublish_snapshot(ASK_DISK_TIMEOUT)
@@ -253,10 +238,10 @@ class SaveSnapshot:
             # Every participant opens by itself when its lease ends.
             workflow.logger.warning("resume failed", extra={"error": str(reason_of(error))})
 
-    async def _unpublish_snapshot(self, timeout: timedelta) -> UnpublishResult:
-        request = CheckpointKey(**self._key())
+    async def _unpublish_snapshot(self, timeout: timedelta) -> save.UnpublishResult:
+        request = save.CheckpointKey(**self._key())
         return await self._journal.run(
-            "unpublish_snapshot", request, UnpublishResult, within(timeout)
+            "unpublish_snapshot", request, save.UnpublishResult, within(timeout)
         )
 
     def _failed(self, error: BaseException, phase: str) -> FailureError:
@@ -277,7 +262,7 @@ class SaveSnapshot:
         }
 
     async def _row(
-        self, phase: str, request: CheckpointRequest, result_type: type[Result]
+        self, phase: str, request: save.CheckpointRequest, result_type: type[Result]
     ) -> Result:
         stop_if_cancelled()
         return await self._journal.run(phase, request, result_type, until(request.deadline))

@@ -87,13 +87,13 @@ class LoadRequest(RestoreStep):
     files: list[WrittenFile]
 
 
-class LoadDataPlaneResult(Timed):
+class LoadResult(Timed):
     """Answer of `load_data_plane`."""
 
     rows: int
 
 
-class RestoreCheckpointRequest(RestoreStep):
+class PartsRequest(RestoreStep):
     """Request of `restore_checkpoint`."""
 
     snapshot: SnapshotFolderName
@@ -101,35 +101,35 @@ class RestoreCheckpointRequest(RestoreStep):
     source_checkpoint_id: OperationId
 
 
-class StartControllerResult(StartAnswer, Timed):
+class StartResult(StartAnswer, Timed):
     """Answer of `start_controller`: the unfinished rollouts and their new runs."""
 
 
-class DiscardContinuationsResult(Timed):
+class DiscardResult(Timed):
     """Answer of `discard_continuations`: the rollouts that start over, each with its reason."""
 
     restarted: list[ContinuedRollout]
 
 
-class ResumeRestoredRequest(RestoreStep):
+class OpenRequest(RestoreStep):
     """Request of `resume_restored`; `<k>.from.json` is created before the first resume."""
 
     snapshot: SnapshotFolderName
 
 
-class StartPumpsRequest(RestoreStep):
+class PumpsRequest(RestoreStep):
     """Request of `start_pumps`."""
 
     schedule_was_running: bool
 
 
-class StartPumpsResult(Timed):
+class PumpsResult(Timed):
     """Answer of `start_pumps`."""
 
     sent_again: int
 
 
-class DropRestoredRequest(RestoreStep):
+class DropRequest(RestoreStep):
     """Request of `drop_restored`: leave nothing of this try."""
 
     servers: list[JoinedServer]

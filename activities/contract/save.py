@@ -45,13 +45,13 @@ class CheckpointRequest(CheckpointKey):
     """End of the phase, on the workflow's clock."""
 
 
-class CloseAdmissionResult(Timed):
+class CloseResult(Timed):
     """Answer of `close_admission`."""
 
     acknowledged: int
 
 
-class PrepareCheckpointResult(PrepareAnswers, Timed):
+class PrepareResult(PrepareAnswers, Timed):
     """Answer of `prepare_checkpoint`; a server that is not ready fails the activity."""
 
 
@@ -62,7 +62,7 @@ class FolderRequest(CheckpointRequest):
     """Name of the folder below the job's folder."""
 
 
-class CommitCheckpointResult(CommitAnswers, Timed):
+class CommitResult(CommitAnswers, Timed):
     """Answer of `commit_checkpoint`: every file of every server with its digest."""
 
 
@@ -98,7 +98,7 @@ class UnpublishResult(DiskAnswer):
     trashed: list[str] = []
 
 
-class ResumeCheckpointRequest(CheckpointKey):
+class ResumeRequest(CheckpointKey):
     """Request of `resume_checkpoint`, after a publish and as the compensation alike."""
 
     incarnation: int | None = Field(default=None, ge=1)
@@ -106,7 +106,7 @@ class ResumeCheckpointRequest(CheckpointKey):
     published: SnapshotFolderName | None = None
 
 
-class ResumeCheckpointResult(Timed):
+class ResumeResult(Timed):
     """Answer of `resume_checkpoint`."""
 
     servers: list[ServerReport]

@@ -10,7 +10,7 @@ from temporalio.client import Client
 from temporalio.testing import ActivityEnvironment
 
 from activities import gym as gym_activities
-from activities.contract.save import ResumeCheckpointRequest, ResumeCheckpointResult
+from activities.contract.save import ResumeRequest, ResumeResult
 from activities.gym import GymActivities
 from gym.client import GymClient
 from rl.errors import ActorLost
@@ -43,9 +43,9 @@ async def test_only_servers_that_could_not_be_opened_are_left_to_their_leases(
         monkeypatch.setattr(f"{module}.call", call)
     monkeypatch.setattr(gym_activities, "resume_servers", resume_servers)
     activities = GymActivities(cast(Client, None), config_of(tmp_path), cast(GymClient, None))
-    request = ResumeCheckpointRequest(job_id="job-1", checkpoint_id="c" * 8, incarnation=1)
+    request = ResumeRequest(job_id="job-1", checkpoint_id="c" * 8, incarnation=1)
     answer = cast(
-        ResumeCheckpointResult,
+        ResumeResult,
         await ActivityEnvironment().run(activities.resume_checkpoint, request),
     )
     if SINGLE_CONTROLLER in lost:

@@ -12,9 +12,9 @@ from temporalio.exceptions import ApplicationError, CancelledError
 
 from activities.contract import TASK_QUEUE, RestoreInput, SaveInput, SaveOutcome, SaveResult
 from activities.contract.restore import (
-    DiscardContinuationsResult,
-    StartControllerResult,
-    StartPumpsResult,
+    DiscardResult,
+    PumpsResult,
+    StartResult,
 )
 from gym.client import GymClient
 from rl import job
@@ -92,14 +92,14 @@ class Steps:
     def saw(self, life: Life, answer: Any) -> None:
         """Look at the job where a restore stands still."""
         match answer:
-            case StartControllerResult():
+            case StartResult():
                 self.begun_at, self._to_send = life.runs(), len(answer.unfinished)
-            case DiscardContinuationsResult():
+            case DiscardResult():
                 self.started_over = {
                     one.rollout_id: one.restarted_because or "no reason" for one in answer.restarted
                 }
                 self._demand_no_stale_rows(life)
-            case StartPumpsResult() if answer.sent_again != self._to_send:
+            case PumpsResult() if answer.sent_again != self._to_send:
                 self.wrong.append(f"{self._to_send} unfinished, {answer.sent_again} sent again")
 
     def _demand_no_stale_rows(self, life: Life) -> None:

@@ -105,14 +105,14 @@ class FakeActivities:
             agreed=True, incarnation=3, folder="tmp_snapshot_000001-x", snapshot="snapshot_000001"
         )
 
-    def _close_admission(self, request: save.CheckpointRequest) -> save.CloseAdmissionResult:
-        return save.CloseAdmissionResult(acknowledged=0, ms=1)
+    def _close_admission(self, request: save.CheckpointRequest) -> save.CloseResult:
+        return save.CloseResult(acknowledged=0, ms=1)
 
     def _prepare_checkpoint(self, request: save.CheckpointRequest) -> Any:
-        return save.PrepareCheckpointResult(servers=[], parked=4, ms=1)
+        return save.PrepareResult(servers=[], parked=4, ms=1)
 
     def _commit_checkpoint(self, request: save.FolderRequest) -> Any:
-        return save.CommitCheckpointResult(servers=[], files=[], continuations=4, ms=1)
+        return save.CommitResult(servers=[], files=[], continuations=4, ms=1)
 
     def _cut_rl_state(self, request: save.FolderRequest) -> save.CutResult:
         counts = {"unfinished": 4, "finished": 1, "rows_put": 1}
@@ -125,8 +125,8 @@ class FakeActivities:
     def _unpublish_snapshot(self, request: save.CheckpointKey) -> save.UnpublishResult:
         return save.UnpublishResult(published=self.published is not None, snapshot=self.published)
 
-    def _resume_checkpoint(self, request: save.ResumeCheckpointRequest) -> Any:
-        return save.ResumeCheckpointResult(servers=[], pause_s=0.5, ms=1)
+    def _resume_checkpoint(self, request: save.ResumeRequest) -> Any:
+        return save.ResumeResult(servers=[], pause_s=0.5, ms=1)
 
     def _prune_snapshots(self, request: c.PruneInput) -> c.PruneResult:
         return c.PruneResult(removed=["snapshot_000000"], kept=["snapshot_000001"])
@@ -153,23 +153,23 @@ class FakeActivities:
             ms=1,
         )
 
-    def _load_data_plane(self, request: restore.LoadRequest) -> restore.LoadDataPlaneResult:
-        return restore.LoadDataPlaneResult(rows=1, ms=1)
+    def _load_data_plane(self, request: restore.LoadRequest) -> restore.LoadResult:
+        return restore.LoadResult(rows=1, ms=1)
 
-    def _restore_checkpoint(self, request: restore.RestoreCheckpointRequest) -> Any:
+    def _restore_checkpoint(self, request: restore.PartsRequest) -> Any:
         return restore.ServersResult(servers=[], ms=1)
 
-    def _start_controller(self, request: restore.LoadRequest) -> restore.StartControllerResult:
+    def _start_controller(self, request: restore.LoadRequest) -> restore.StartResult:
         rollouts = [
             c.ContinuedRollout(
                 rollout_id=f"p0_g{i}", attempt_index=1, last_committed_model_call_id="call-2"
             )
             for i in range(2)
         ]
-        return restore.StartControllerResult(unfinished=rollouts, finished=3, ms=1)
+        return restore.StartResult(unfinished=rollouts, finished=3, ms=1)
 
     def _discard_continuations(self, request: restore.RestoreStep) -> Any:
-        return restore.DiscardContinuationsResult(
+        return restore.DiscardResult(
             restarted=[
                 c.ContinuedRollout(
                     rollout_id="p0_g1",
@@ -181,13 +181,13 @@ class FakeActivities:
             ms=1,
         )
 
-    def _resume_restored(self, request: restore.ResumeRestoredRequest) -> restore.ServersResult:
+    def _resume_restored(self, request: restore.OpenRequest) -> restore.ServersResult:
         return restore.ServersResult(servers=[], ms=1)
 
-    def _start_pumps(self, request: restore.StartPumpsRequest) -> restore.StartPumpsResult:
-        return restore.StartPumpsResult(sent_again=2, ms=1)
+    def _start_pumps(self, request: restore.PumpsRequest) -> restore.PumpsResult:
+        return restore.PumpsResult(sent_again=2, ms=1)
 
-    def _drop_restored(self, request: restore.DropRestoredRequest) -> restore.ServersResult:
+    def _drop_restored(self, request: restore.DropRequest) -> restore.ServersResult:
         return restore.ServersResult(servers=[], ms=1)
 
 
@@ -199,18 +199,18 @@ _REQUESTS: dict[str, type] = {
     "cut_rl_state": save.FolderRequest,
     "publish_snapshot": save.PublishRequest,
     "unpublish_snapshot": save.CheckpointKey,
-    "resume_checkpoint": save.ResumeCheckpointRequest,
+    "resume_checkpoint": save.ResumeRequest,
     "prune_snapshots": c.PruneInput,
     "claim_job": restore.ClaimRequest,
     "discover_capabilities": restore.RestoreStep,
     "select_snapshot": restore.SelectRequest,
     "load_data_plane": restore.LoadRequest,
-    "restore_checkpoint": restore.RestoreCheckpointRequest,
+    "restore_checkpoint": restore.PartsRequest,
     "start_controller": restore.LoadRequest,
     "discard_continuations": restore.RestoreStep,
-    "resume_restored": restore.ResumeRestoredRequest,
-    "start_pumps": restore.StartPumpsRequest,
-    "drop_restored": restore.DropRestoredRequest,
+    "resume_restored": restore.OpenRequest,
+    "start_pumps": restore.PumpsRequest,
+    "drop_restored": restore.DropRequest,
 }
 
 
