@@ -10,7 +10,7 @@ TurnpointError
 │   ├── DataPlaneBusy          data_plane_busy: a save of TransferQueue has not returned
 │   ├── ActorLost              actor_lost: an actor of the job is not there or died
 │   ├── RayUnreachable         ray_unreachable: no Ray cluster answers
-│   ├── PortTaken              port_taken: somebody holds the generation endpoint's port
+│   ├── PortTaken              port_taken: the generation endpoint's port is in use
 │   ├── DatasetInvalid         dataset_invalid: `file:line` of the row that does not parse
 │   ├── RestoreNotFinished     restore_not_finished: the newest incarnation has no line yet
 │   ├── OriginConflict         origin_conflict: an incarnation names two origins
@@ -60,7 +60,7 @@ class JobAlive(JobError):
 
 
 class Superseded(JobError):
-    """A newer incarnation exists: whoever carries the older one has no say any more."""
+    """A newer incarnation exists: calls of the older one have no effect any more."""
 
     code = "superseded"
 
@@ -116,7 +116,7 @@ class DatasetInvalid(JobError):
 
 
 class RestoreNotFinished(JobError):
-    """The newest incarnation has not named its origin: nobody knows the current line yet."""
+    """The newest incarnation has not named its origin: the current line is not known yet."""
 
     code = "restore_not_finished"
 

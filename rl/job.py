@@ -55,7 +55,7 @@ _WHOSE_LIMIT_S = 3.0
 _GONE_LIMIT_S = 30.0
 _POLL_S = 0.05
 _OWN = (SINGLE_CONTROLLER, NEMO_GYM, GENERATION, DATA_PLANE_HOST)
-"""In the order they are killed: whoever sends work goes first."""
+"""In the order they are killed: senders of work first."""
 _TRANSFER_QUEUE = "TransferQueue"
 
 
@@ -159,7 +159,7 @@ async def _start_data_plane(
 async def start_stateless(config: JobConfig, incarnation: int) -> None:
     """Start the generation endpoint and NemoGym again under a live job, if they are not there.
 
-    Ray does so by itself when their processes die; not when somebody has killed the actors.
+    Ray restarts them by itself when their processes die, not when the actors were killed.
 
     Raises:
         ActorLost: The job's controller is gone: it is restored, not mended.
@@ -270,7 +270,7 @@ async def start_fresh(
 
     A start that has stood still while a newer incarnation was brought up ends nothing of it: the
     actors that are killed are those that were there before the claim, and each step that touches
-    somebody else's processes asks first whether it is still the newest.
+    processes of another start asks first whether this one is still the newest.
 
     Args:
         config: The job's configuration.
@@ -289,7 +289,7 @@ async def start_fresh(
         JobAlive: This job lives in it, or is being restored.
         DatasetInvalid: `file:line` of a row that does not parse, or is for an agent that the
             job has not.
-        Superseded: Somebody else has started or restored the job meanwhile.
+        Superseded: Another command has started or restored the job meanwhile.
         ServersMissing, ServerUnfit: The fleet is not what the job needs.
     """
     dataset = await asyncio.to_thread(read_dataset, workload.dataset)

@@ -1,4 +1,4 @@
-"""What the RL actors are told and answer. Pure pydantic: `activities.contract` builds on it.
+"""Requests and answers of the RL actors. Pure pydantic: `activities.contract` builds on it.
 
 Guarantees: nothing here holds a conversation, a token or a credential, except `RunResult`,
 which never leaves Ray.
@@ -39,7 +39,7 @@ GENERATION = "Generation"
 
 
 class SaveSettings(Wire):
-    """What holds for one save (design section 11)."""
+    """Settings of one save (design section 11)."""
 
     prepare_timeout_s: Seconds = 300
     commit_timeout_s: Seconds = 300
@@ -76,7 +76,7 @@ are the same."""
 
 
 class SnapshotPlace(Wire):
-    """Where a job's snapshots lie, and what their seals are checked with."""
+    """The folder of a job's snapshots, and the key that their seals are checked with."""
 
     job_id: JobId
     snapshot_root: Path
@@ -91,7 +91,7 @@ class SnapshotPlace(Wire):
 
 
 class JobConfig(SnapshotPlace):
-    """What every process of a job knows about it. Credentials are named by file."""
+    """Configuration that every process of a job has. Credentials are named by file."""
 
     control_token_file: Path
     servers: Servers
@@ -99,7 +99,7 @@ class JobConfig(SnapshotPlace):
     """Base URL of vLLM (or of the scripted policy), ending in `/v1`."""
     policy_model: str
     policy_sha256: str = ""
-    """Identity of model and tokenizer, for the topology; empty where nobody knows it."""
+    """Identity of model and tokenizer, for the topology; empty if it is unknown."""
     generation_host: str = "127.0.0.1"
     generation_port: int = Field(ge=1, le=65_535)
     storage_units: int = Field(default=1, ge=1)
@@ -110,7 +110,7 @@ class JobConfig(SnapshotPlace):
 
 
 class Workload(Wire):
-    """What a job rolls out. Saved in `rl/loader.json`; a restore takes it from there."""
+    """Dataset and size of a job. Saved in `rl/loader.json`; a restore takes it from there."""
 
     dataset: Path
     """Absolute path of a JSONL file of NeMo Gym rows."""
@@ -158,7 +158,7 @@ class RunRequest(Wire):
 
 
 class RunResult(Wire):
-    """What a finished run left: kept by the agent until it is acknowledged."""
+    """Result of a finished run; the agent keeps it until it is acknowledged."""
 
     rollout_id: str
     attempt_index: int
@@ -174,7 +174,7 @@ class RunResult(Wire):
 
 
 class Inventory(Wire):
-    """What the Gym servers hold, in the words of their commit or restore answers."""
+    """Runs, sessions and staging rows of the Gym servers, from their commit or restore answers."""
 
     continuations: dict[str, list[Continuation]]
     """By agent."""
@@ -202,7 +202,7 @@ class CommitAnswers(Wire):
 
 
 class Topology(Wire):
-    """What must fit between a snapshot and the fleet that loads it (design section 8)."""
+    """Properties that a snapshot and the fleet that loads it must share (design section 8)."""
 
     servers: list[dict[str, Any]]
     """name, kind, mode, role and schema versions of each server, by name."""
@@ -260,7 +260,7 @@ class StartAnswer(Wire):
 
 
 class JobPhase(StrEnum):
-    """Where the controller of a job stands."""
+    """State of a job's controller."""
 
     STARTING = "starting"
     """Made; it refuses everything until it is started, and sends nothing before its pumps."""
@@ -272,12 +272,12 @@ class JobPhase(StrEnum):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing of the job runs any more."""
+        """True if nothing of the job runs any more."""
         return self in (JobPhase.FINISHED, JobPhase.FAILED)
 
 
 class ControllerStatus(Wire):
-    """Where the job stands, for `turnpoint status` and the supervisor."""
+    """Status of the job, for `turnpoint status` and the supervisor."""
 
     job_id: JobId
     incarnation: int
@@ -289,7 +289,7 @@ class ControllerStatus(Wire):
     rollouts: int
     """Known to the ledger."""
     rollouts_total: int
-    """What the dataset gives over all epochs."""
+    """Number of rollouts of the dataset over all epochs."""
     running: int
     finished: int
     failed: int

@@ -1,4 +1,4 @@
-"""What lies in TransferQueue: one staging row per model call, one training row per rollout.
+"""Rows in TransferQueue: one staging row per model call, one training row per rollout.
 
 Guarantees: a row's digest covers every field and the key it is stored under, so that a damaged
 row, or another row under the same key, is found when it is read. Log-probabilities are rounded
@@ -57,7 +57,7 @@ class StagingRow:
             )
 
     def coordinates(self, key: str) -> StagingCoordinates:
-        """What is answered in place of the tokens; sha256 over the whole row and its key."""
+        """The answer in place of the tokens; its sha256 covers the whole row and its key."""
         scalars: dict[str, object] = {
             "request_sha256": self.request_sha256,
             "weight_version": self.weight_version,

@@ -5,7 +5,7 @@ itself only logs a lost ready-notification); a get answers what is there under t
 and leaves out keys that are missing, half written or just cleared; no call blocks the loop it
 is awaited on, and calls may come from several loops (TransferQueue's sockets are per loop).
 
-Does not guarantee consistency of a save: whoever saves keeps clears and overwrites out
+Does not guarantee consistency of a save: the barrier keeps clears and overwrites out
 (`rl.controller.barrier`). Values are bytes and jagged tensors of one row, because TransferQueue
 pickles a row of a dense batch together with the whole batch (reference, size trap).
 """

@@ -1,8 +1,8 @@
 """The Ray actor that serves the generation endpoint: uvicorn inside it, restarted by Ray.
 
 Guarantees: one endpoint per job, on the configured port; what it has answered is in
-TransferQueue, so a restarted actor answers the same calls the same way, and nobody has to tell
-it anything. It serves from a thread with an event loop of its own, started with the actor.
+TransferQueue, so a restarted actor answers the same calls the same way and needs no other
+state. It serves from a thread with an event loop of its own, started with the actor.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rl.generation.app import PARTICIPANT, Generation, create_app
 from rl.messages import GENERATION, JobConfig
 
 _BIND_LIMIT_S = 20.0
-"""How long a killed predecessor may hold the port."""
+"""Longest time that a killed predecessor keeps the port."""
 _BIND_POLL_S = 0.1
 
 _log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class GenerationServer:
     """
 
     def __init__(self, config: JobConfig, incarnation: int) -> None:
-        """Start serving at once: after a restart by Ray nobody calls `ready`."""
+        """Start serving at once: after a restart by Ray `ready` is not called."""
         self._config = config
         self._incarnation = incarnation
         self._came_back = bool(ray.get_runtime_context().was_current_actor_reconstructed)
@@ -75,7 +75,7 @@ class GenerationServer:
         except Exception as error:
             reason = type(error).__name__
             if not self._serving.done() and not self._came_back:
-                self._serving.set_exception(error)  # for whoever asks `ready`
+                self._serving.set_exception(error)  # raised by `ready`
                 return
         _log.error("generation_ended", extra={"event": "generation_ended", "error": reason})
         # An actor that lives and does not serve would never be restarted.

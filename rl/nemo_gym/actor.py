@@ -224,7 +224,7 @@ class NemoGym:
                 return self._servers
             if isinstance(silent, DeadlineExceeded):  # no run has failed: it is sent again
                 raise ActorLost("the controller is busy", participant=NEMO_GYM) from None
-            raise ControllerLost("nobody knows which servers have joined") from None
+            raise ControllerLost("the list of joined servers is lost with the controller") from None
 
 
 def nemo_gym(config: JobConfig, incarnation: int, servers: list[JoinedServer] | None) -> Any:

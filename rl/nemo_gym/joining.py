@@ -1,7 +1,7 @@
 """Finding the Gym servers of a job and joining them (design sections 5 and 6).
 
 Guarantees: what is returned has answered, fits the configuration and belongs to this incarnation;
-nobody is joined before all are there and fit. The instance of each is the one that answered
+no server is joined before all are there and fit. The instance of each is the one that answered
 `join`: from then on another life of the process is told apart.
 """
 
@@ -106,7 +106,7 @@ async def discover_and_join(
 async def _capabilities(
     client: GymClient, server: ServerConfig, deadline: float, awaiting: bool
 ) -> Capabilities | None:
-    """What the server is; None for one without the control routes.
+    """Capabilities of the server; None for one without the control routes.
 
     With `awaiting` the answer of one that awaits a restore, or the last one before the deadline.
     """

@@ -42,7 +42,7 @@ from rl.nemo_gym.fleet import Fleet, each
 
 T = TypeVar("T")
 ACKNOWLEDGE_S = 5.0
-"""How long one acknowledge is repeated; the controller repeats it as long as it is owed."""
+"""Seconds for the repeats of one acknowledge; the controller repeats it as long as it is owed."""
 
 
 class Runs:
@@ -112,7 +112,7 @@ class Runs:
     async def let_go(self, rollout_id: str, agent: str) -> None:
         """Have the agent drop a run that has failed for RL; repeatable, before the next is sent.
 
-        The agent may hold its result: nobody acknowledges that, and every save would wait for it.
+        The agent may keep its result, which is never acknowledged: every save would wait for it.
 
         Raises:
             ServerUnreachable: The agent did not answer for 5 s, or a save holds the run as long.
@@ -122,10 +122,10 @@ class Runs:
     async def forget(self, rollout_id: str, agent: str) -> None:
         """Have every server drop what it holds of a rollout that has failed for good; repeatable.
 
-        Nobody acknowledges it, so sessions, receipts, ledger rows and fences would stay, and be
+        It is never acknowledged, so sessions, receipts, ledger rows and fences would stay, and be
         written into every snapshot. The agent first: it refuses while a save has counted the run,
         and what a save has counted stays on the other servers until then, too; and a run that it
-        has let go calls nobody any more.
+        has let go makes no further call.
 
         Raises:
             ServerUnreachable: A server did not answer for 5 s, or a save holds the run as long.

