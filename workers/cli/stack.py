@@ -99,7 +99,9 @@ def status(
     assert record is not None  # status() has read it
     up, down = any(running.values()), stack_is_down(settings.state_dir)
     # Without a cluster that answers there is no controller to ask.
-    view = look_at_job(settings, with_controller=running.get("ray", up), with_servers=up)
+    view = asyncio.run(
+        look_at_job(settings, with_controller=running.get("ray", up), with_servers=up)
+    )
     body = {**_shown_record(record), "running": running, "job": view.model_dump(mode="json")}
     output.result(body, _processes_table(record, running) if up else str(down))
     output.line(view.sentence())

@@ -111,7 +111,7 @@ class Restarter:
         record, config = self.stack.record(), self._settings.job_config()
         if record is None:
             return True
-        found = await gym_capabilities(self._settings, config)
+        found, _ = await gym_capabilities(self._settings, config)
         unfit = {name for name, server in found.items() if _is_unfit(server, phase, incarnation)}
         newest = await asyncio.to_thread(incarnations.newest, config.job_folder)
         if newest != incarnation or not await still_needed():

@@ -90,26 +90,22 @@ def use_ray_of(settings: Settings) -> None:
     logging.getLogger("ray._private.worker").setLevel(logging.ERROR)
 
 
-def look_at_job(
+async def look_at_job(
     settings: Settings, *, with_controller: bool = True, with_servers: bool = True
 ) -> JobView:
-    """Ask the controller and the Gym servers once. Blocks; a silent participant is None.
+    """Ask the controller and the Gym servers once; a silent participant is None.
 
     Args:
         settings: Of the job.
         with_controller: Ask the controller too (needs a Ray cluster that answers).
         with_servers: Ask the Gym servers too.
     """
-    return asyncio.run(_look(settings, with_controller, with_servers))
-
-
-async def _look(settings: Settings, with_controller: bool, with_servers: bool) -> JobView:
     config = settings.job_config()
     controller = await controller_status(settings, config) if with_controller else None
     found: dict[str, Capabilities | None] = {server.name: None for server in config.servers}
     problems: dict[str, str] = {}
     if with_servers:
-        found, problems = await _gym_capabilities(settings, config)
+        found, problems = await gym_capabilities(settings, config)
     return JobView(
         job_id=config.job_id,
         incarnation=incarnations.newest(config.job_folder),
@@ -129,15 +125,10 @@ async def controller_status(settings: Settings, config: JobConfig) -> Controller
     return await job.alive(config)
 
 
-async def gym_capabilities(settings: Settings, config: JobConfig) -> dict[str, Capabilities | None]:
-    """Capabilities of each Gym server by name; None for a silent one."""
-    found, _ = await _gym_capabilities(settings, config)
-    return found
-
-
-async def _gym_capabilities(
+async def gym_capabilities(
     settings: Settings, config: JobConfig
 ) -> tuple[dict[str, Capabilities | None], dict[str, str]]:
+    """Capabilities of each Gym server by name, None for a silent one; and the reasons of those."""
     async with GymClient(read_control_token(settings)) as gym:
         answers = await asyncio.gather(
             *(gym.capabilities(server.url, server.name) for server in config.servers),

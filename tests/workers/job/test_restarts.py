@@ -19,7 +19,7 @@ from rl.snapshots import incarnations
 from workers.config.settings import Settings, load_settings
 from workers.errors import StackBusy
 from workers.job import commands as job_runs
-from workers.job import restarts as mending
+from workers.job import restarts as restarts
 from workers.job.restarts import Restarter
 from workers.job.workflows import OnProgress
 from workers.stack.record import StackRecord
@@ -101,7 +101,7 @@ class Given:
         self._asked = asyncio.Event()
         for _ in range(CLAIMED):
             self.claim()
-        monkeypatch.setattr(mending, "gym_capabilities", self._gym_servers)
+        monkeypatch.setattr(restarts, "gym_capabilities", self._gym_servers)
         monkeypatch.setattr(Restarter, "restart", self._restart)
         monkeypatch.setattr(Stack, "record", lambda _: self._record)
         for name in ("connect", "start", "follow", "progress_of"):
@@ -118,8 +118,10 @@ class Given:
         given = RestoreInput(job_id=self.settings.job_id, replace=True)
         assert await job_runs.restore(self.settings, given, lambda _: None) is RESTORED
 
-    async def _gym_servers(self, *_: object) -> dict[str, Capabilities | None]:
-        return self.servers
+    async def _gym_servers(
+        self, *_: object
+    ) -> tuple[dict[str, Capabilities | None], dict[str, str]]:
+        return self.servers, {}
 
     async def _restart(self, *names: str, expect_restore: bool) -> None:
         self.restarted += [(names, expect_restore)] if names else []

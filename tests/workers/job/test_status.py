@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ def test_each_server_without_a_phase_has_its_reason_and_the_next_step(
         policy_url="http://127.0.0.1:9/v1",
         generation_port=10,
     )
-    view = look_at_job(settings, with_controller=False)
+    view = asyncio.run(look_at_job(settings, with_controller=False))
     assert view.phases == dict.fromkeys(ANSWERS)
     assert set(view.problems) == {"down", "broken", "stranger"}
     assert view.problems["down"].startswith("server_unreachable: ")

@@ -29,7 +29,8 @@ def test_a_server_with_a_command_starts_answers_and_is_started_again(tmp_path: P
         assert "dice" in stack.gone()
         stack.restart("dice", expect_restore=True)
         running = load_settings(state_dir=tmp_path)
-        found = asyncio.run(gym_capabilities(running, running.job_config()))["dice"]
+        answers, _ = asyncio.run(gym_capabilities(running, running.job_config()))
+        found = answers["dice"]
         assert found is not None and found.phase is Phase.AWAITING_RESTORE
     finally:
         stack.down(kill=True)
