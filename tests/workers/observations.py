@@ -41,7 +41,7 @@ def status(state: str = "running", incarnation: int = 3, **more: Any) -> Control
     return ControllerStatus.model_validate({**given, **more})
 
 
-def sighting(controller: ControllerStatus | None = None, **more: Any) -> ClusterView:
+def cluster_view(controller: ControllerStatus | None = None, **more: Any) -> ClusterView:
     servers = [
         JoinedServer(
             name=name,
@@ -59,7 +59,7 @@ def sighting(controller: ControllerStatus | None = None, **more: Any) -> Cluster
 WELL = Observation(
     incarnation=3,
     newest=3,
-    job=sighting(status()),
+    job=cluster_view(status()),
     owned=STACK,
     gym=GYM,
     answering={name: f"{name}-1" for name in GYM},

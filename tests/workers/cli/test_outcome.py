@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rl.messages import ControllerStatus
-from tests.workers.observations import sighting, status
+from tests.workers.observations import cluster_view, status
 from workers.cli import app as cli
 from workers.cli import stack as cli_stack
 from workers.cli.output import EXIT_FAILED, EXIT_OK
@@ -51,7 +51,7 @@ def test_run_tells_the_failures_and_is_1_when_all_failed(
     code: int,
 ) -> None:
     """Break: answer 0 whenever the job has come to its end."""
-    look.append(sighting(status("finished", **counts)))
+    look.append(cluster_view(status("finished", **counts)))
     for words in (["run"], ["run", "--detach"]):
         assert cli.run([*words, "--json"]) == code
         _demand(json.loads(capsys.readouterr().out), counts)

@@ -10,7 +10,7 @@ import pytest
 
 from rl.snapshots import incarnations
 from tests.workers.cli.conftest import Began
-from tests.workers.observations import sighting, status
+from tests.workers.observations import cluster_view, status
 from workers.cli import app as cli
 from workers.cli.output import EXIT_OK, EXIT_REFUSED
 from workers.job import commands as job_runs
@@ -22,7 +22,7 @@ def test_a_job_that_has_finished_is_left_as_it_is_and_said_to_have(
     look: list[ClusterView], capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
     """Break: take it for none, and its rows are lost to a start from the beginning."""
-    look.append(sighting(status("finished", incarnation=2, finished=10)))
+    look.append(cluster_view(status("finished", incarnation=2, finished=10)))
     assert cli.run(["run", "--json", *words]) == EXIT_OK
     summary = json.loads(capsys.readouterr().out)
     assert (summary["state"], summary["code"]) == ("finished", "job_finished")
@@ -33,13 +33,13 @@ def test_a_job_that_has_finished_is_left_as_it_is_and_said_to_have(
 def test_a_person_is_told_in_a_sentence(
     look: list[ClusterView], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    look.append(sighting(status("finished", incarnation=2, finished=10)))
+    look.append(cluster_view(status("finished", incarnation=2, finished=10)))
     assert cli.run(["run"]) == EXIT_OK
     assert "it has finished already, as incarnation 2" in capsys.readouterr().out
 
 
 def test_fresh_starts_a_finished_job_over(look: list[ClusterView]) -> None:
-    look.append(sighting(status("finished")))
+    look.append(cluster_view(status("finished")))
     with pytest.raises(Began):
         cli.run(["run", "--fresh"])
 
@@ -47,7 +47,7 @@ def test_fresh_starts_a_finished_job_over(look: list[ClusterView]) -> None:
 def test_a_job_that_runs_is_refused(
     look: list[ClusterView], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    look.append(sighting(status()))
+    look.append(cluster_view(status()))
     assert cli.run(["run", "--json", "--fresh"]) == EXIT_REFUSED
     assert json.loads(capsys.readouterr().out)["error"]["code"] == "refused"
 
@@ -67,7 +67,7 @@ def test_a_start_that_died_before_it_was_through_is_no_job_that_runs(
     job_folder = tmp_path / ".turnpoint" / "snapshots" / "demo"
     for life in (1, 2):
         incarnations.claim(job_folder, {"run_id": f"run-{life}", **owner})
-    look.append(sighting(status("starting", incarnation=2)))
+    look.append(cluster_view(status("starting", incarnation=2)))
     if not refused:
         with pytest.raises(Began):
             cli.run(["run", "--detach"])
@@ -89,7 +89,7 @@ def test_who_detaches_is_told_that_nobody_supervises_the_job(
         return job_runs.Begun(incarnation=3, restored=None)
 
     monkeypatch.setattr(job_runs, "begin", begin)
-    look.append(sighting(None))
+    look.append(cluster_view(None))
     assert cli.run(["run", "--detach", *(["--json"] if as_json else [])]) == EXIT_OK
     told = capsys.readouterr().out
     if as_json:

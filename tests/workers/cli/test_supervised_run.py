@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.workers.observations import observation, sighting
+from tests.workers.observations import cluster_view, observation
 from workers.cli import app as cli
 from workers.cli import supervised_run
 from workers.cli.output import EXIT_TERMINATED
@@ -32,7 +32,7 @@ def test_sigterm_while_the_job_is_brought_back_saves_nothing_and_says_so(
     look: list[ClusterView], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Break: save whenever there is a supervisor, and wait for a controller that is not there."""
-    look.append(sighting(None))
+    look.append(cluster_view(None))
     monkeypatch.setenv("TURNPOINT_CONTROL_TOKEN", "t" * 40)
     begun: list[bool] = []
 
@@ -115,7 +115,7 @@ class Terminated:
 
 @pytest.fixture
 def terminated(look: list[ClusterView], monkeypatch: pytest.MonkeyPatch) -> Terminated:
-    look.append(sighting(None))
+    look.append(cluster_view(None))
     return Terminated(monkeypatch)
 
 

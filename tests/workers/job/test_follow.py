@@ -10,7 +10,7 @@ import pytest
 
 from rl.messages import ControllerStatus
 from rl.snapshots import incarnations
-from tests.workers.observations import sighting, status
+from tests.workers.observations import cluster_view, status
 from workers.config.settings import Settings, load_settings
 from workers.errors import NotRunning
 from workers.job import follow as following
@@ -57,7 +57,7 @@ async def follow(
 
 
 async def test_it_ends_with_the_job(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = [None, sighting(status()), sighting(status("finished"))]
+    looks = [None, cluster_view(status()), cluster_view(status("finished"))]
     end, told = await follow(settings, monkeypatch, *looks)
     assert (end.state, told) == ("finished", [])
 
@@ -66,8 +66,11 @@ async def test_a_restore_does_not_end_it(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Break: end when the controller is gone."""
-    restored = [sighting(status("restored", incarnation=4)), sighting(status("finished", 4))]
-    looks = [sighting(status()), sighting(None), None, *restored]
+    restored = [
+        cluster_view(status("restored", incarnation=4)),
+        cluster_view(status("finished", 4)),
+    ]
+    looks = [cluster_view(status()), cluster_view(None), None, *restored]
     end, told = await follow(settings, monkeypatch, *looks)
     assert (end.state, end.incarnation) == ("finished", 4)
     assert told == [
@@ -80,13 +83,15 @@ async def test_a_job_that_nobody_brings_back_is_gone(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(NotRunning, match="was not brought back"):
-        await follow(settings, monkeypatch, sighting(status()), sighting(None))
+        await follow(settings, monkeypatch, cluster_view(status()), cluster_view(None))
 
 
 async def test_a_job_that_has_failed_ends_it_unless_it_is_restored(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    end, _ = await follow(settings, monkeypatch, sighting(status()), sighting(status("failed")))
+    end, _ = await follow(
+        settings, monkeypatch, cluster_view(status()), cluster_view(status("failed"))
+    )
     assert end.state == "failed"
 
 
@@ -94,7 +99,7 @@ async def test_without_a_job_it_says_how_to_start_one(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(NotRunning, match="turnpoint run"):
-        await follow(settings, monkeypatch, None, sighting(None))
+        await follow(settings, monkeypatch, None, cluster_view(None))
 
 
 async def test_a_restore_that_is_under_way_at_the_first_look_is_waited_for(
@@ -103,12 +108,12 @@ async def test_a_restore_that_is_under_way_at_the_first_look_is_waited_for(
     """Break: take a job without a controller for none."""
     owner = {"workflow_id": "demo/restore/x", "run_id": "r"}
     incarnations.claim(settings.snapshot_place().job_folder, owner)
-    restored = [sighting(status("running", 1)), sighting(status("finished", 1))]
-    end, told = await follow(settings, monkeypatch, None, sighting(None), None, *restored)
+    restored = [cluster_view(status("running", 1)), cluster_view(status("finished", 1))]
+    end, told = await follow(settings, monkeypatch, None, cluster_view(None), None, *restored)
     assert end.state == "finished"
     assert told == [
         "incarnation 1 is being restored; waiting 0.05 s for it",
         "it lives again, as incarnation 1",
     ]
     with pytest.raises(NotRunning, match="was not brought back"):
-        await follow(settings, monkeypatch, sighting(None))
+        await follow(settings, monkeypatch, cluster_view(None))

@@ -11,7 +11,7 @@ from gym.protocol import DeadlineExceeded
 from rl import job
 from rl.messages import SINGLE_CONTROLLER
 from tests.rl.folder_cases import config_of
-from tests.workers.observations import observation, sighting
+from tests.workers.observations import cluster_view, observation
 from workers.job import ray_child
 from workers.supervisor.decide import RAY, SILENT_S, Recover, Wait, decide
 from workers.supervisor.observe import ANSWER_TIMEOUT_S
@@ -42,7 +42,7 @@ async def test_a_silent_controller_is_not_taken_for_a_lost_ray(
 
     one_look_s = limits[0] + ray_child.LOOK_EVERY_S
     unheard_s = 2 * one_look_s + ANSWER_TIMEOUT_S + LOOK_EVERY_S
-    there = sighting(None, silent=True)
+    there = cluster_view(None, silent=True)
     look = observation(job=there, owned={RAY}, unreachable_s=unheard_s, silent_s=SILENT_S - 1)
     assert decide(look) == Wait()
     gone = decide(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rl.messages import Workload
-from tests.workers.observations import sighting, status
+from tests.workers.observations import cluster_view, status
 from workers.config.settings import Settings, load_settings
 from workers.job import ray_client
 from workers.job.ray_client import JobWatch, RayCallFailed, start_fresh, start_stateless
@@ -68,7 +68,7 @@ async def test_a_watch_shows_the_newest_look_and_none_after_its_child_has_ended(
 ) -> None:
     """Break: workers/job/ray_client.py: keep the look of a child that has ended."""
     monkeypatch.setattr(ray_client, "AGAIN_S", 60)
-    line = sighting(status()).model_dump_json()
+    line = cluster_view(status()).model_dump_json()
     child(monkeypatch, f"import time\nprint({line!r}, flush=True)\ntime.sleep(0.3)")
     async with JobWatch(settings) as watch:
         assert (await watch.first(30)).controller == status()

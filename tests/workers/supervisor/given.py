@@ -12,7 +12,7 @@ import pytest
 
 from activities.contract import RestoreResult
 from rl.messages import Workload
-from tests.workers.observations import observation, sighting, status
+from tests.workers.observations import cluster_view, observation, status
 from workers.config.settings import Settings
 from workers.job import commands as job_runs
 from workers.job.ray_client import JobWatch
@@ -26,7 +26,7 @@ from workers.supervisor.supervisor import Supervisor
 LOST = observation(gone={"counter"})
 
 
-FINISHED = observation(job=sighting(status("finished", incarnation=9)))
+FINISHED = observation(job=cluster_view(status("finished", incarnation=9)))
 
 
 class Given:

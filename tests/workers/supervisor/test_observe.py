@@ -11,7 +11,7 @@ from pydantic import SecretStr
 
 from gym.client import GymClient
 from rl.snapshots import incarnations
-from tests.workers.observations import sighting, status
+from tests.workers.observations import cluster_view, status
 from workers.config.settings import Settings, load_settings
 from workers.job.ray_client import JobWatch
 from workers.job.restarts import Restarter
@@ -54,12 +54,12 @@ async def test_a_claim_is_worked_on_until_a_look_that_began_after_its_claimants_
     incarnations.claim(folder, {"workflow_id": "demo/restore/x", "run_id": "second"})
     look = Look(settings, monkeypatch)
     async with GymClient(SecretStr("t" * 40)) as gym:
-        look.watch.seen = sighting(None, at=time.monotonic())
+        look.watch.seen = cluster_view(None, at=time.monotonic())
         assert decide(await look(gym)) == Wait()
         look.workflow_runs = False
         assert decide(await look(gym)) == Wait()
         assert decide(await look(gym)) == Wait()
-        look.watch.seen = sighting(status(incarnation=2), at=time.monotonic())
+        look.watch.seen = cluster_view(status(incarnation=2), at=time.monotonic())
         assert decide(await look(gym)) == Adopt(2)
 
 
@@ -72,9 +72,9 @@ async def test_a_claim_that_a_later_look_shows_without_life_counts_as_abandoned(
     look = Look(settings, monkeypatch)
     look.workflow_runs = False
     async with GymClient(SecretStr("t" * 40)) as gym:
-        look.watch.seen = sighting(None, at=time.monotonic())
+        look.watch.seen = cluster_view(None, at=time.monotonic())
         assert (await look(gym)).claim_driven
-        look.watch.seen = sighting(None, at=time.monotonic())
+        look.watch.seen = cluster_view(None, at=time.monotonic())
         assert not (await look(gym)).claim_driven
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.workers.observations import WELL, observation, sighting, status
+from tests.workers.observations import WELL, cluster_view, observation, status
 from tests.workers.supervisor.given import FINISHED, LOST, Given, in_turn
 from workers.errors import NotRunning, ProcessFailed, Stopped
 from workers.job import commands as job_runs
@@ -96,7 +96,7 @@ async def test_what_is_left_of_a_lost_life_does_not_count_as_a_success(
     def look(recovering: bool) -> Observation:
         nonlocal rollouts
         rollouts += finished
-        job = sighting(status(finished=rollouts))
+        job = cluster_view(status(finished=rollouts))
         return observation(recovering=recovering, job=job, gone=() if recovering else {"counter"})
 
     with pytest.raises(GivenUp, match="got nowhere"):
