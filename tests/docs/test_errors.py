@@ -136,7 +136,7 @@ One URL under two names
 A fixed port is in use (Temporal, its UI, Ray, policy, Gym server, generation endpoint)
     test_each_fixed_port_in_use_is_named_with_its_setting_and_starts_nothing
 The generation endpoint's port is taken when the job starts
-    test_a_port_that_somebody_holds_is_typed_with_port_and_setting
+    test_a_port_in_use_is_typed_with_port_and_setting
 A process of the stack ends early, or is not ready in time
     test_failed_up_names_process_and_log_and_leaves_nothing
 Two `up` or `down` in one state folder at once
@@ -270,7 +270,7 @@ A snapshot of another schema version
 A file changes between its check and its use
     test_other_files_are_named_and_refused
 Gym servers were not started for a restore
-    test_servers_that_nobody_restarts_for_a_restore_are_named_and_none_is_joined
+    test_servers_that_are_not_restarted_for_a_restore_are_named_and_none_is_joined
 A damaged file below `incarnations/`
     test_a_damaged_origin_is_named
 The file of the manifest's key is empty or missing

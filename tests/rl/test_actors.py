@@ -37,7 +37,7 @@ async def test_calls_that_meet_an_attach_under_way_wait_for_it(
 
 @pytest.fixture
 def silent() -> Iterator[str]:
-    """Address of somebody who takes connections and answers nothing."""
+    """Address of a listener that accepts connections and answers nothing."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()

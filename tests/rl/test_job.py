@@ -155,7 +155,7 @@ async def test_a_start_that_stood_still_touches_nothing_of_a_newer_incarnation(
 ) -> None:
     """Invariant 7. Meanwhile a restore claims the next incarnation and brings the job up.
 
-    Break: rl/job.py: do not ask before one of the steps; or kill whoever lives by then.
+    Break: rl/job.py: do not ask before one of the steps; or kill the actors that live by then.
     """
     start.stalls_after = stalls_after
     with pytest.raises(Superseded):

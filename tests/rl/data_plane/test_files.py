@@ -15,7 +15,7 @@ from rl.errors import DataPlaneLost, Unpublished
 
 
 def write(target: Path) -> None:
-    """What `tq.save_checkpoint` leaves."""
+    """Files as `tq.save_checkpoint` writes them."""
     (target / "simple_storage").mkdir(parents=True, exist_ok=True)
     (target / "controller_state.pkl").write_bytes(b"controller")
     (target / "simple_storage" / "su_0.pkl").write_bytes(b"unit")

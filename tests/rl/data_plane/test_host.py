@@ -85,7 +85,7 @@ async def test_rows_survive_the_death_of_the_cluster(tmp_path: Path) -> None:
         host = data_plane_host(config, 1)
         await host.ping.remote(1)
         plane = await DataPlane.attach()
-        assert await plane.get_staging(["1/nobody/call-0"]) == {}
+        assert await plane.get_staging(["1/unknown/call-0"]) == {}
         for key, row in staged.items():
             await plane.put_staging(key, row)
         await plane.put_training("p0_g0", trained, {"group": "p0"})
@@ -112,7 +112,7 @@ async def test_rows_survive_the_death_of_the_cluster(tmp_path: Path) -> None:
             "p0_g0": (trained, {"group": "p0"}),
             "p1_g0": (failed, {"group": "p1"}),
         }
-        await plane.clear(STAGING, ["1/p0_g0/call-0", "1/nobody/call-0"])
+        await plane.clear(STAGING, ["1/p0_g0/call-0", "1/unknown/call-0"])
         assert await plane.keys(STAGING) == staged.keys() - {"1/p0_g0/call-0"}
         await plane.put_staging("2/p0_g0-a1/call-0", staging_row(0))
         assert await plane.keys(TRAINING) == {"p0_g0", "p1_g0"}

@@ -16,14 +16,14 @@ HOST = "127.0.0.1"
 
 @pytest.fixture
 def holder() -> socket.socket:
-    """Somebody who listens on a port."""
+    """A listener on a port."""
     with socket.socket() as found:
         found.bind((HOST, 0))
         found.listen()
         yield found
 
 
-def test_a_port_that_somebody_holds_is_typed_with_port_and_setting(
+def test_a_port_in_use_is_typed_with_port_and_setting(
     holder: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Break: let the OSError rise: `run` would say no more than its class."""

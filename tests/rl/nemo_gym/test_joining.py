@@ -109,7 +109,7 @@ async def test_servers_that_do_not_fit_are_named_with_the_reason_and_none_is_joi
 async def test_another_server_at_a_url_is_typed_with_both_names_and_none_is_joined(
     fakes: FakeFleet, client: GymClient, config: JobConfig
 ) -> None:
-    """Break: take the answer of whoever is there."""
+    """Break: take the answer of any server there."""
 
     async def misnamed(body: dict) -> dict:
         return {**fakes["counter"].default("capabilities", body), "server": "tools_old"}
@@ -173,7 +173,7 @@ async def test_for_a_restore_servers_of_a_replaced_job_are_waited_for(
     assert len(await joining) == 6
 
 
-async def test_servers_that_nobody_restarts_for_a_restore_are_named_and_none_is_joined(
+async def test_servers_that_are_not_restarted_for_a_restore_are_named_and_none_is_joined(
     fakes: FakeFleet, client: GymClient, config: JobConfig
 ) -> None:
     for server in fakes.servers.values():

@@ -151,7 +151,7 @@ async def test_a_repeat_joins_the_run_and_gets_the_kept_result(
     assert fakes.asked("run") == ["agent_a"]
 
 
-async def test_a_run_goes_on_when_nobody_waits_for_it(fakes: FakeFleet, runs: Runs) -> None:
+async def test_a_run_goes_on_when_its_callers_have_left(fakes: FakeFleet, runs: Runs) -> None:
     _serve(fakes)
     waiting = asyncio.create_task(runs.run(_request()))
     await asyncio.sleep(0)
@@ -269,8 +269,8 @@ async def test_a_newer_run_ends_the_older_ones_task(fakes: FakeFleet, runs: Runs
 
 
 async def test_an_agent_that_has_not_joined_is_named(runs: Runs) -> None:
-    with pytest.raises(ServerUnfit, match="nobody"):
-        await runs.run(_request(agent="nobody"))
+    with pytest.raises(ServerUnfit, match="no_such_agent"):
+        await runs.run(_request(agent="no_such_agent"))
 
 
 def _ending(fakes: FakeFleet) -> list[tuple[str, str]]:

@@ -108,9 +108,7 @@ async def test_a_refusal_ends_the_phase_at_once(fakes: FakeFleet, fleet: Fleet) 
     assert "counter" not in fakes.asked("prepare")
 
 
-async def test_models_get_the_indexes_of_all_agents_and_nobody_else_does(
-    fakes: FakeFleet, fleet: Fleet
-) -> None:
+async def test_models_alone_get_the_indexes_of_all_agents(fakes: FakeFleet, fleet: Fleet) -> None:
     for name in ("agent_a", "agent_b"):
 
         async def script(body: dict, name: str = name) -> dict:
@@ -211,7 +209,7 @@ async def test_a_server_that_comes_back_within_the_wait_is_resumed(
     assert all(report.note is None for report in reports)
 
 
-async def test_renew_tells_who_holds_the_checkpoint_and_waits_for_nobody(
+async def test_renew_names_the_servers_of_the_checkpoint_and_waits_for_none(
     fakes: FakeFleet, fleet: Fleet
 ) -> None:
     fakes.hold(CHECKPOINT)
