@@ -13,13 +13,12 @@ same call again.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import logging
 from array import array
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import httpx
 from fastapi import FastAPI, Request
@@ -40,8 +39,12 @@ from gym.protocol import (
     digest_of,
     staging_key,
 )
+from gym.single_flight import SingleFlight
 from rl.data_plane.rows import StagingRow
 from rl.errors import DataPlaneLost
+
+if TYPE_CHECKING:  # importing it imports torch, for seconds
+    from rl.data_plane.transfer_queue import DataPlane
 
 PARTICIPANT = "Generation"
 COORDINATES_FIELD = "turnpoint"
@@ -53,21 +56,10 @@ _TOKEN_FIELDS = ("prompt_token_ids", "prompt_logprobs", "prompt_text", "token_id
 _log = logging.getLogger(__name__)
 
 
-class StagingPort(Protocol):
-    """The part of `rl.data_plane.transfer_queue.DataPlane` that is used here."""
-
-    async def put_staging(self, key: str, row: StagingRow) -> None:
-        """Store one model call; readable on return."""
-
-    async def get_staging(self, keys: list[str]) -> dict[str, StagingRow]:
-        """Rows by key; missing ones are absent."""
-
-
 class PolicyRefusal(Exception):
     """A 4xx of the policy, handed on as it came (a prompt that is too long, ...)."""
 
     def __init__(self, answer: httpx.Response) -> None:
-        """Keep the answer."""
         super().__init__(f"HTTP {answer.status_code}")
         self.answer = answer
 
@@ -76,17 +68,17 @@ class Generation:
     """Answers model calls: from a row, by joining, or by asking the policy.
 
     Args:
-        plane: Where rows are staged.
+        plane: TransferQueue, where rows are staged.
         incarnation: The only one served.
         policy_url: Base URL of the policy, ending in `/v1`.
-        policy_model: Model name in requests to the policy, whatever the caller wrote.
-        weight_version: What the rows name as the weights they were sampled from.
+        policy_model: Model name in requests to the policy, in place of the caller's.
+        weight_version: Name, in the rows, of the weights they were sampled from.
         transport: Another transport than HTTP, for tests.
     """
 
     def __init__(
         self,
-        plane: StagingPort,
+        plane: DataPlane,
         *,
         incarnation: int,
         policy_url: str,
@@ -94,13 +86,12 @@ class Generation:
         weight_version: str,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        """Open no connection yet."""
         self._plane = plane
         self._incarnation = incarnation
         self._url = f"{policy_url.rstrip('/')}/chat/completions"
         self._model = policy_model
         self._weight_version = weight_version
-        self._running: dict[str, tuple[str, asyncio.Task[StagingRow]]] = {}
+        self._flights = SingleFlight[str]("this model call", participant=PARTICIPANT)
         self._http = http_client(transport)
 
     async def aclose(self) -> None:
@@ -114,7 +105,7 @@ class Generation:
 
         Args:
             chat: The request.
-            identity: Whose call it is; with a model call id.
+            identity: Of the call; with a model call id.
             parent_key: Staging key of the call before.
 
         Returns:
@@ -131,17 +122,12 @@ class Generation:
         assert call_id is not None
         key = staging_key(identity.incarnation, identity.capture_key, call_id)
         request_sha256 = digest_of(chat)
-        running = self._running.get(key)
-        if running is None:
-            task = asyncio.create_task(
-                self._generate(key, chat, request_sha256, identity, parent_key)
-            )
-            running = self._running[key] = (request_sha256, task)
-            task.add_done_callback(lambda done: self._ended(key, done))
-        if running[0] != request_sha256:
-            raise _conflict(key)
-        # Shielded: others may have joined, and the row is wanted when the call comes again.
-        row = await asyncio.shield(running[1])
+        row = await self._flights.run(
+            key,
+            request_sha256,
+            lambda: self._generate(key, chat, request_sha256, identity, parent_key),
+            details={"key": key},
+        )
         answer = json.loads(row.response)
         answer[COORDINATES_FIELD] = row.coordinates(key).model_dump(mode="json")
         return canonical_json(answer)
@@ -159,7 +145,7 @@ class Generation:
         return (await self._ask(chat | {"model": self._model}, {})).content
 
     def admit(self, identity: Identity) -> None:
-        """Refuse what no model call may look like, and other incarnations.
+        """Refuse a call with wrong ids, or of another incarnation.
 
         Raises:
             StaleAttempt: Another incarnation's call.
@@ -173,16 +159,24 @@ class Generation:
                 participant=PARTICIPANT,
             )
 
-    def _ended(self, key: str, task: asyncio.Task[StagingRow]) -> None:
-        self._running.pop(key, None)
-        # Looked at here, because every caller may have hung up.
-        if not task.cancelled() and (error := task.exception()) is not None:
+    async def _generate(
+        self,
+        key: str,
+        chat: dict[str, Any],
+        request_sha256: str,
+        identity: Identity,
+        parent_key: str | None,
+    ) -> StagingRow:
+        try:
+            return await self._row(key, chat, request_sha256, identity, parent_key)
+        except Exception as error:  # logged here, as every caller may have hung up
             _log.warning(
                 "generation_failed",
                 extra={"event": "generation_failed", "key": key, "error": type(error).__name__},
             )
+            raise
 
-    async def _generate(
+    async def _row(
         self,
         key: str,
         chat: dict[str, Any],
@@ -193,7 +187,11 @@ class Generation:
         found = (await self._plane.get_staging([key])).get(key)
         if found is not None:
             if found.request_sha256 != request_sha256:
-                raise _conflict(key)
+                raise RequestConflict(
+                    "another request came under this key",
+                    participant=PARTICIPANT,
+                    details={"key": key},
+                )
             return found
         own = {
             "model": self._model,
@@ -302,7 +300,7 @@ def _row_of(
 
 
 def _ids(found: Any) -> list[int]:
-    """Token ids as a row can hold them; whatever else is there raises."""
+    """Token ids as a row can hold them; any other value raises."""
     return array("i", found).tolist()
 
 
@@ -313,12 +311,6 @@ def _without_tokens(completion: Mapping[str, Any]) -> dict[str, Any]:
         for choice in completion["choices"]
     ]
     return bare
-
-
-def _conflict(key: str) -> RequestConflict:
-    return RequestConflict(
-        "another request came under this key", participant=PARTICIPANT, details={"key": key}
-    )
 
 
 def _down(reason: str) -> ServerUnreachable:
