@@ -14,8 +14,8 @@ from temporalio.client import Client
 
 from activities.contract import PruneInput, PruneResult, restore, save
 from activities.group import ActivityGroup
+from rl.config import JobConfig
 from rl.errors import NoSnapshot, SnapshotDamaged, TopologyMismatch
-from rl.messages import JobConfig
 from rl.snapshots.folder import SnapshotFolder
 from rl.snapshots.incarnations import require_newest
 from rl.snapshots.manifest import SnapshotManifest

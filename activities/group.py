@@ -10,8 +10,8 @@ from activities.contract import JobRequest
 from activities.contract.save import CheckpointRequest
 from activities.driving import PhaseClock, driving
 from activities.leases import renewal
+from rl.config import JobConfig
 from rl.errors import OtherJob
-from rl.messages import JobConfig
 
 
 class ActivityGroup:

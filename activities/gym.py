@@ -15,9 +15,10 @@ from activities.contract import restore, save
 from activities.group import ActivityGroup
 from gym.client import GymClient
 from gym.protocol import DeadlineExceeded, NotReady
+from rl.config import JobConfig
 from rl.controller.client import SingleControllerClient
 from rl.errors import ActorLost
-from rl.messages import JobConfig, ServerReport
+from rl.messages import ServerReport
 from rl.nemo_gym.client import NemoGymClient
 from rl.nemo_gym.joining import discover_and_join
 from rl.nemo_gym.save import resume_servers

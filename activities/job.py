@@ -20,10 +20,11 @@ from activities.schedule import go_on, pause_for_restore
 from gym.client import GymClient
 from gym.protocol import DeadlineExceeded
 from rl import job
+from rl.config import JobConfig
 from rl.controller.client import SingleControllerClient
 from rl.data_plane.client import DataPlaneHostClient
 from rl.errors import JobAlive
-from rl.messages import JobConfig, JobPhase
+from rl.messages import JobPhase
 from rl.nemo_gym.restore import reset_servers
 from rl.snapshots import incarnations
 from rl.snapshots.folder import SnapshotFolder

@@ -18,6 +18,7 @@ import ray
 from gym.client import GymClient
 from gym.protocol import DeadlineExceeded, StaleIncarnation
 from rl.actors import attached
+from rl.config import JobConfig, Workload
 from rl.controller.actor import single_controller
 from rl.controller.client import SingleControllerClient
 from rl.data_plane.client import DataPlaneHostClient
@@ -33,10 +34,8 @@ from rl.messages import (
     RAY_NAMESPACE,
     SINGLE_CONTROLLER,
     ControllerStatus,
-    JobConfig,
     JobPhase,
     JoinedServer,
-    Workload,
 )
 from rl.nemo_gym.actor import nemo_gym
 from rl.nemo_gym.client import NemoGymClient

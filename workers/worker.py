@@ -24,8 +24,8 @@ from activities.job import JobActivities
 from gym.client import GymClient
 from gym.logs import configure_logging
 from rl.actors import attached
+from rl.config import JobConfig
 from rl.errors import RayUnreachable
-from rl.messages import JobConfig
 from workers.config.key_files import read_control_token
 from workers.config.settings import Settings, load_settings
 from workers.temporal import connect, register_search_attributes, snapshot_worker

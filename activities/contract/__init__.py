@@ -15,9 +15,10 @@ from pydantic import AfterValidator, Field
 
 from gym.protocol import Wire
 from gym.protocol.records import OperationId
+from rl.config import JobId
 from rl.messages import ContinuedRollout as ContinuedRollout
-from rl.messages import JobId, SnapshotFolderName
 from rl.messages import ServerReport as ServerReport
+from rl.messages import SnapshotFolderName
 
 TASK_QUEUE = "turnpoint-snapshots"
 WORKFLOW_TYPES = ("SaveSnapshot", "RestoreSnapshot", "PruneSnapshots")

@@ -17,6 +17,7 @@ import ray
 
 from gym.logs import configure_logging
 from gym.protocol import StaleIncarnation, WrittenFile
+from rl.config import JobConfig, Workload
 from rl.controller.collaborators import Collaborators
 from rl.controller.controller import Controller, status_of
 from rl.controller.job_state import JobState
@@ -28,10 +29,8 @@ from rl.messages import (
     ContinuedRollout,
     ControllerStatus,
     CutAnswer,
-    JobConfig,
     JoinedServer,
     StartAnswer,
-    Workload,
 )
 from rl.nemo_gym.client import NemoGymClient
 from rl.snapshots.folder import SnapshotFolder

@@ -10,6 +10,7 @@ from typing import cast
 
 from gym.protocol import WrittenFile
 from rl.actors import call
+from rl.config import Workload
 from rl.messages import (
     SINGLE_CONTROLLER,
     BeginAnswer,
@@ -18,7 +19,6 @@ from rl.messages import (
     CutAnswer,
     JoinedServer,
     StartAnswer,
-    Workload,
 )
 
 

@@ -11,12 +11,13 @@ import asyncio
 from collections import Counter
 
 from gym.protocol import CheckpointConflict
+from rl.config import Workload
 from rl.controller.collaborators import Collaborators
 from rl.controller.job_state import JobState
 from rl.controller.restore import RestoreCoordinator
 from rl.controller.rollout_pump import RolloutPump
 from rl.controller.save import SaveCoordinator
-from rl.messages import ControllerStatus, Workload
+from rl.messages import ControllerStatus
 from rl.records.loader import Loader
 from rl.records.recovery_ledger import RecoveryLedger
 

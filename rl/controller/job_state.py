@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 
 from gym.protocol import TurnpointError
 from gym.single_flight import SingleFlight
+from rl.config import JobConfig
 from rl.controller.barrier import Barrier
 from rl.errors import ControllerLost, DataPlaneLost, DatasetInvalid
-from rl.messages import SINGLE_CONTROLLER, JobConfig, JobPhase, JoinedServer
+from rl.messages import SINGLE_CONTROLLER, JobPhase, JoinedServer
 from rl.records.loader import Loader
 from rl.records.recovery_ledger import RecoveryLedger
 from rl.records.replay_index import ReadyGroup

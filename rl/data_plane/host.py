@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from gym.protocol import FolderOutsideRoot, InvalidPhase, StaleIncarnation, WrittenFile
+from rl.config import JobConfig
 from rl.data_plane.files import DATA_PLANE_FOLDER, save_files, verify_files
 from rl.data_plane.names import STAGING, TRAINING
 from rl.errors import DataPlaneLost
-from rl.messages import DATA_PLANE_HOST, JobConfig
+from rl.messages import DATA_PLANE_HOST
 
 if TYPE_CHECKING:
     from rl.data_plane.transfer_queue import DataPlane

@@ -23,9 +23,10 @@ import uvicorn
 from fastapi import FastAPI
 
 from gym.protocol import StaleIncarnation
+from rl.config import JobConfig
 from rl.errors import PortTaken
 from rl.generation.app import PARTICIPANT, Generation, create_app
-from rl.messages import GENERATION, JobConfig
+from rl.messages import GENERATION
 
 _BIND_LIMIT_S = 20.0
 """Longest time that a killed predecessor keeps the port."""

@@ -22,13 +22,13 @@ from gym.client import GymClient
 from gym.logs import configure_logging
 from gym.protocol import DeadlineExceeded, SecretFileRefused, StaleIncarnation, Status, WrittenFile
 from gym.secret_file import read_secret_file
+from rl.config import JobConfig
 from rl.controller.client import SingleControllerClient
 from rl.errors import ActorLost, ControllerLost, ServerUnfit
 from rl.messages import (
     NEMO_GYM,
     CommitAnswers,
     Inventory,
-    JobConfig,
     JoinedServer,
     PrepareAnswers,
     RunRequest,

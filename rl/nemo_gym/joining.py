@@ -23,8 +23,9 @@ from gym.protocol import (
     ServerUnreachable,
 )
 from gym.retry import retry_until
+from rl.config import JobConfig, ServerConfig
 from rl.errors import ServersMissing, ServersNotAwaiting, ServerUnfit
-from rl.messages import JobConfig, JoinedServer, ServerConfig
+from rl.messages import JoinedServer
 
 _JOIN_ORDER = (Kind.RESOURCE, Kind.MODEL, Kind.AGENT)
 """A join opens a server that starts: what agents call is open first."""

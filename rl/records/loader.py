@@ -14,8 +14,8 @@ from pydantic import Field, ValidationError
 
 from gym.protocol import SCHEMA_VERSION, UnsupportedSchema, Wire, canonical_json, parse_json
 from gym.protocol.records import Sha256
+from rl.config import Workload
 from rl.errors import TopologyMismatch
-from rl.messages import Workload
 from rl.records.damage import damaged, fields_of
 from rl.records.dataset import Dataset, Row, agent_of, read_dataset
 

@@ -27,8 +27,9 @@ from gym.protocol import (
 )
 from gym.protocol.records import OperationId, Sha256
 from gym.secret_file import read_secret_file
+from rl.config import JobId, SnapshotPlace
 from rl.errors import FolderError, SnapshotDamaged
-from rl.messages import JobId, SnapshotFolderName, SnapshotPlace, Topology
+from rl.messages import SnapshotFolderName, Topology
 
 MANIFEST = "manifest.json"
 BOOTSTRAP = "bootstrap"

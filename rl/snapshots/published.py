@@ -12,8 +12,8 @@ import shutil
 from pathlib import Path
 
 from gym.durable import sync_folder
+from rl.config import SnapshotPlace
 from rl.errors import NoSnapshot, NotFound, SnapshotDamaged
-from rl.messages import SnapshotPlace
 from rl.snapshots import check as folder_check
 from rl.snapshots import incarnations
 from rl.snapshots.manifest import (

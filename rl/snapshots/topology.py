@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from rl.config import JobConfig
 from rl.errors import TopologyMismatch
-from rl.messages import JobConfig, JoinedServer, Topology
+from rl.messages import JoinedServer, Topology
 
 _SERVER_FIELDS = {"name", "kind", "mode", "role", "schema_versions"}
 

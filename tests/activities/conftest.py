@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rl.messages import JobConfig
+from rl.config import JobConfig
 from rl.snapshots import incarnations
 from rl.snapshots.folder import SnapshotFolder
 from tests.activities.not_driven import not_driven

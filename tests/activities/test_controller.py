@@ -11,12 +11,12 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.contract.save import BeginRequest
 from activities.controller import ControllerActivities
+from rl.config import JobConfig
 from rl.errors import (
     ActorLost,
     ControllerLost,
     FolderError,
 )
-from rl.messages import JobConfig
 from rl.snapshots import incarnations
 from tests.activities.not_driven import not_driven
 

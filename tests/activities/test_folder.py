@@ -13,12 +13,13 @@ from temporalio.testing import ActivityEnvironment
 from activities.contract.restore import SelectRequest, SelectResult
 from activities.folder import FolderActivities
 from gym.protocol import Kind, Mode, Role
+from rl.config import JobConfig
 from rl.errors import (
     NoSnapshot,
     SnapshotDamaged,
     TopologyMismatch,
 )
-from rl.messages import JobConfig, JoinedServer
+from rl.messages import JoinedServer
 from rl.snapshots import incarnations
 from rl.snapshots.folder import SnapshotFolder
 from rl.snapshots.topology import topology_of

@@ -17,8 +17,9 @@ from activities.job import JobActivities
 from gym.client import GymClient
 from gym.protocol import DeadlineExceeded
 from rl import job
+from rl.config import JobConfig
 from rl.errors import JobAlive, NoSnapshot, OtherJob, Superseded
-from rl.messages import ControllerStatus, JobConfig
+from rl.messages import ControllerStatus
 from rl.snapshots import incarnations
 from rl.snapshots.folder import SnapshotFolder
 from tests.activities.not_driven import not_driven

@@ -21,7 +21,7 @@ from activities.gym import GymActivities
 from activities.job import JobActivities
 from gym.client import GymClient
 from gym.protocol import DeadlineExceeded, PrepareRequest
-from rl.messages import JobConfig, SaveSettings
+from rl.config import JobConfig, SaveSettings
 from rl.snapshots.folder import SnapshotFolder
 from tests.rl.folder_cases import FIRST, config_of, start_job, topology, write_files
 

@@ -24,7 +24,7 @@ from temporalio.client import WorkflowHandle
 
 from activities.contract import TASK_QUEUE, Progress, RestoreResult, SaveInput
 from gym.protocol import Counts, Kind
-from rl.messages import ServerConfig
+from rl.config import ServerConfig
 from rl.records.snapshot_part import RlRecords, read_records
 from tests.ports import free_port, free_ports
 from tests.real.held_gym import FOLDER

@@ -17,7 +17,7 @@ import pytest
 
 from activities.contract import RestoreResult
 from gym.protocol import Kind
-from rl.messages import ServerConfig
+from rl.config import ServerConfig
 from tests.gym.gymnasium_fleet import rows_of
 from tests.gym.scenarios.test_several_resources import OFFERED
 from tests.ports import free_port

@@ -26,20 +26,12 @@ from gym.protocol import (
     model_call_id,
     staging_key,
 )
+from rl.config import JobConfig, SaveSettings, Workload
 from rl.controller.collaborators import Collaborators
 from rl.controller.controller import Controller
 from rl.controller.job_state import JobState
 from rl.data_plane.rows import StagingRow, TrainingRow
-from rl.messages import (
-    Inventory,
-    JobConfig,
-    JoinedServer,
-    RunRequest,
-    RunResult,
-    SaveSettings,
-    ServerReport,
-    Workload,
-)
+from rl.messages import Inventory, JoinedServer, RunRequest, RunResult, ServerReport
 
 AGENT, MODEL, COUNTER = "simple_agent", "policy_model", "counter"
 SHA = "0" * 64

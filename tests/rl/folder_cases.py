@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from gym.protocol import WrittenFile
-from rl.messages import JobConfig, Topology
+from rl.config import JobConfig
+from rl.messages import Topology
 from rl.snapshots import incarnations
 from rl.snapshots.folder import Reserved, SnapshotFolder
 from rl.snapshots.manifest import SnapshotManifest

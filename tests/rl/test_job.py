@@ -12,9 +12,10 @@ from pydantic import SecretStr
 from gym.client import GymClient
 from gym.protocol import Kind
 from rl import job
+from rl.config import JobConfig, ServerConfig, Workload
 from rl.errors import DatasetInvalid, JobAlive, Superseded
 from rl.job import LivingActor
-from rl.messages import SINGLE_CONTROLLER, ControllerStatus, JobConfig, ServerConfig, Workload
+from rl.messages import SINGLE_CONTROLLER, ControllerStatus
 from rl.snapshots import incarnations
 from tests.rl.fakes import AGENT, config
 from tests.workers.observations import status

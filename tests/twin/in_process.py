@@ -30,9 +30,9 @@ from pathlib import Path
 from typing import Any
 
 from gym.client import GymClient
+from rl.config import Workload
 from rl.data_plane.names import TRAINING
 from rl.errors import NoSnapshot
-from rl.messages import Workload
 from rl.policies.scripted import Script
 from rl.records.rollout_record import RunPhase
 from rl.snapshots.folder import SnapshotFolder

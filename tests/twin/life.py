@@ -14,19 +14,11 @@ import httpx
 from pydantic import SecretStr
 
 from gym.client import GymClient
+from rl.config import JobConfig, SaveSettings, ServerConfig
 from rl.controller.controller import Controller
 from rl.generation.app import Generation
 from rl.generation.app import create_app as create_generation_app
-from rl.messages import (
-    DATA_PLANE_HOST,
-    GENERATION,
-    NEMO_GYM,
-    SINGLE_CONTROLLER,
-    JobConfig,
-    JoinedServer,
-    SaveSettings,
-    ServerConfig,
-)
+from rl.messages import DATA_PLANE_HOST, GENERATION, NEMO_GYM, SINGLE_CONTROLLER, JoinedServer
 from rl.nemo_gym.fleet import Fleet
 from rl.policies import scripted as scripted_policy
 from tests.twin.fleet import KINDS, make

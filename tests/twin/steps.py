@@ -18,8 +18,8 @@ from activities.contract.restore import (
 )
 from gym.client import GymClient
 from rl import job
+from rl.config import JobConfig, Workload
 from rl.data_plane.names import STAGING
-from rl.messages import JobConfig, Workload
 from tests.twin.life import Life
 from tests.twin.moments import RUNNING, START
 from tests.twin.outcome import Outcome

@@ -38,7 +38,7 @@ from temporalio.worker import (
 from temporalio.worker import Interceptor as WorkerInterceptor
 
 from gym.client import GymClient
-from rl.messages import JobConfig
+from rl.config import JobConfig
 from tests.twin.life import Life, Lives
 from tests.twin.mishaps import Mishap
 from tests.twin.moments import phase_of

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rl.messages import Workload
+from rl.config import Workload
 from workers.cli.options import AsJson, JobOption, StateDir, settings_of_job
 from workers.cli.outcome import ended, exit_code
 from workers.cli.output import EXIT_NOT_REACHABLE, EXIT_TERMINATED, Output

@@ -6,7 +6,8 @@ import asyncio
 import signal
 import time
 
-from rl.messages import ControllerStatus, Workload
+from rl.config import Workload
+from rl.messages import ControllerStatus
 from rl.snapshots.one_job import blocks_start, require_no_other_job
 from workers.cli.outcome import next_step
 from workers.cli.output import Output

@@ -32,7 +32,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from gym.protocol import Kind
 from gym.protocol.records import ServerName
 from gym.server.settings import ENV_PREFIX
-from rl.messages import ServerConfig, require_distinct
+from rl.config import ServerConfig, require_distinct
 
 NOT_FOR_SERVERS = frozenset(
     {"temporal", "temporal_ui", "ray", "ray_client", "ray_agent", "ray_child"}

@@ -20,7 +20,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from gym.protocol import Seconds
 from gym.protocol.records import BaseUrl, ServerName
-from rl.messages import JobId
+from rl.config import JobId
 from workers.config.gym_servers import Servers, absolute
 from workers.config.sources import CONFIG_FILE, ENV_PREFIX, ConfigFile
 

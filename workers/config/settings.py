@@ -21,7 +21,7 @@ from temporalio.envconfig import ClientConfig, ClientConnectConfig
 
 from gym.protocol import SecretFileRefused
 from gym.secret_file import read_secret_file
-from rl.messages import JobConfig, SaveSettings, SnapshotPlace
+from rl.config import JobConfig, SaveSettings, SnapshotPlace
 from workers.config.keys import Keys
 from workers.config.origins import Places, not_json, require_known_variables, sentence_of
 from workers.config.sources import (

@@ -25,8 +25,8 @@ from activities.contract import (
 )
 from activities.schedule import set_schedule
 from gym.protocol import Phase
+from rl.config import JobConfig, Workload
 from rl.errors import NoSnapshot, RayUnreachable
-from rl.messages import JobConfig, Workload
 from rl.snapshots.folder import SnapshotFolder
 from rl.snapshots.one_job import blocks_start
 from workers.config.settings import Settings

@@ -26,9 +26,10 @@ from pydantic import BaseModel
 from gym.client import GymClient
 from gym.protocol import DeadlineExceeded, TurnpointError
 from rl import job
+from rl.config import JobConfig, Workload
 from rl.controller.client import SingleControllerClient
 from rl.errors import ActorLost, RayUnreachable
-from rl.messages import JobConfig, JoinedServer, Workload
+from rl.messages import JoinedServer
 from workers.config.key_files import read_control_token
 from workers.config.settings import Settings, load_settings
 from workers.errors import WorkerRoomError

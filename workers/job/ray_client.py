@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from rl.messages import Workload
+from rl.config import Workload
 from workers.config.settings import Settings
 from workers.errors import WorkerRoomError
 from workers.job.cluster_view import ClusterView, StartLine

@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict
 
 from gym.client import GymClient
 from gym.protocol import Capabilities, Phase, TurnpointError, Unauthorized
-from rl.messages import ControllerStatus, JobConfig, ServerConfig
+from rl.config import JobConfig, ServerConfig
+from rl.messages import ControllerStatus
 from rl.snapshots import incarnations
 from rl.snapshots.folder import SnapshotFolder
 from workers.config import gym_servers

@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable
 
 from gym.protocol import TurnpointError
-from rl.messages import ControllerStatus, Workload
+from rl.config import Workload
+from rl.messages import ControllerStatus
 from workers.errors import Stopped, WorkerRoomError
 from workers.job import commands as job_runs
 from workers.job.ray_client import JobWatch

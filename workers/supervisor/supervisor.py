@@ -17,7 +17,8 @@ from collections.abc import Callable
 from functools import partial
 
 from gym.client import GymClient
-from rl.messages import ControllerStatus, Workload
+from rl.config import Workload
+from rl.messages import ControllerStatus
 from workers.config.key_files import read_control_token
 from workers.config.settings import Settings
 from workers.errors import Stopped

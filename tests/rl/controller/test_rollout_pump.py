@@ -11,8 +11,9 @@ from gym.protocol import (
     SessionUncertain,
     staging_key,
 )
+from rl.config import Workload
 from rl.errors import DataPlaneLost
-from rl.messages import JobPhase, Workload
+from rl.messages import JobPhase
 from rl.records.rollout_record import RunPhase
 from tests.rl.fakes import AGENT, World, until
 

@@ -26,6 +26,7 @@ from gym.protocol import (
     StaleIncarnation,
     TurnpointError,
 )
+from rl.config import JobConfig
 from rl.data_plane.host import data_plane_host
 from rl.data_plane.names import (
     CONTROLLER_ACTOR,
@@ -37,7 +38,7 @@ from rl.data_plane.names import (
 from rl.data_plane.rows import StagingRow, assemble
 from rl.data_plane.transfer_queue import DataPlane
 from rl.generation.actor import generation_actor
-from rl.messages import DATA_PLANE_HOST, RAY_NAMESPACE, JobConfig
+from rl.messages import DATA_PLANE_HOST, RAY_NAMESPACE
 from tests.ports import free_port
 from tests.rl.ray_cluster import REPO, leave_transfer_queue, ray_cluster
 

@@ -14,8 +14,8 @@ from pydantic import SecretStr
 
 from gym.client import GymClient
 from gym.protocol import Kind, Mode, OtherServer, Role, StaleIncarnation, Unauthorized
+from rl.config import JobConfig, ServerConfig
 from rl.errors import ServersMissing, ServersNotAwaiting, ServerUnfit
-from rl.messages import JobConfig, ServerConfig
 from rl.nemo_gym.joining import discover_and_join
 from tests.rl.folder_cases import config_of
 from tests.rl.gym_fakes import FakeFleet, FakeServer, Script, fake_fleet

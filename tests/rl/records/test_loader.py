@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from gym.protocol import UnsupportedSchema
+from rl.config import Workload
 from rl.errors import SnapshotDamaged, TopologyMismatch
-from rl.messages import Workload
 from rl.records.loader import Loader, LoaderPlace
 from tests.rl.fakes import dataset
 

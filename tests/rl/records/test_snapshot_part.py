@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from gym.protocol import DigestMismatch, NotReady
+from rl.config import Workload
 from rl.errors import InventoryMismatch
-from rl.messages import Inventory, Workload
+from rl.messages import Inventory
 from rl.records.loader import LOADER_FILE, Loader
 from rl.records.recovery_ledger import LEDGER_FILE, RecoveryLedger
 from rl.records.replay_index import INDEX_FILE, ready_groups

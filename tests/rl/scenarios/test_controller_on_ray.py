@@ -20,6 +20,7 @@ from pydantic import SecretStr
 from gym.client import GymClient
 from gym.protocol import CheckpointConflict, StaleCheckpoint, StaleIncarnation
 from rl.actors import call
+from rl.config import JobConfig, Workload
 from rl.data_plane.host import data_plane_host
 from rl.data_plane.names import STAGING, TRAINING
 from rl.data_plane.transfer_queue import DataPlane
@@ -32,7 +33,7 @@ from rl.job import (
     start_fresh,
     start_single_controller,
 )
-from rl.messages import DATA_PLANE_HOST, NEMO_GYM, SINGLE_CONTROLLER, JobConfig, Workload
+from rl.messages import DATA_PLANE_HOST, NEMO_GYM, SINGLE_CONTROLLER
 from rl.records.recovery_ledger import LEDGER_FILE, RecoveryLedger
 from rl.snapshots import incarnations
 from tests.rl import ray_cluster as cluster

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gym.protocol import Continuation, DigestMismatch, UnsupportedSchema, WrittenFile
-from rl.messages import Workload
+from rl.config import Workload
 from rl.records.loader import LoaderPlace
 from rl.records.rollout_record import RolloutRecord, Run, RunPhase
 from rl.records.snapshot_part import RlRecords, write_records

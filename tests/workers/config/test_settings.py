@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gym.protocol import Kind
-from rl.messages import SaveSettings
+from rl.config import SaveSettings
 from workers.config.gym_servers import GymServer
 from workers.config.settings import Settings, load_settings
 from workers.errors import SettingsError

@@ -10,7 +10,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.contract import PhaseReport, Progress, SaveInput
-from rl.messages import Workload
+from rl.config import Workload
 from tests.workers.job.ended_workflow import Ended
 from workers.cli.output import EXIT_FAILED, EXIT_REFUSED
 from workers.config.settings import Settings, load_settings

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rl.messages import Workload
+from rl.config import Workload
 from tests.workers.observations import cluster_view, status
 from workers.config.settings import Settings, load_settings
 from workers.job import ray_client

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from activities.contract import RestoreResult
-from rl.messages import Workload
+from rl.config import Workload
 from tests.workers.observations import cluster_view, observation, status
 from workers.config.settings import Settings
 from workers.job import commands as job_runs
