@@ -26,7 +26,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from activities.contract import SaveInput, SaveResult
+from activities.contract import SaveResult
 from rl.messages import ControllerStatus
 from workers.cli.output import flush
 from workers.config.example_rows import example_rows
@@ -34,7 +34,6 @@ from workers.config.settings import Settings, load_settings
 from workers.demo.mutations import mutations
 from workers.demo.report import Continued, Report, measure
 from workers.errors import ProcessFailed, WorkerRoomError
-from workers.job import commands as job_runs
 from workers.job.follow import follow_to_the_end
 from workers.job.status import use_ray_of
 from workers.stack.policy import FLAGS, MAX_STEPS
@@ -116,8 +115,7 @@ def _story(stack: Stack) -> bool:
     )
 
     _chapter("3. Save")
-    given = SaveInput(job_id=settings.job_id)
-    saved = asyncio.run(job_runs.save(settings, given, lambda progress: None))
+    saved = SaveResult.model_validate(_answer(_begin(settings, "save")))
     before = len(mutations(settings))
     screen.print(
         f"  {saved.snapshot}: {saved.parked_rollouts} unfinished, paused {saved.pause_s:.2f} s"
