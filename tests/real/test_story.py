@@ -77,7 +77,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         undisturbed = live.rows()
         began = time.time()
         live.cli(
-            *("run", "--generations", str(GENERATIONS), "--max-inflight", "6"),
+            *("run", "--generations", str(GENERATIONS), "--max-inflight", "5"),
             *("--fresh", "--detach"),
         )
         save_started, kept, saved = asyncio.run(_save(live))

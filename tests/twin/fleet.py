@@ -1,4 +1,4 @@
-"""The Gym servers of a twin run: one job with every way of taking part, in both layers.
+"""The Gym servers of a twin run, of both layers: every kind of agent and resource server.
 
 Four agents (tools with a stateless server, tools with a `restart_only` one, gymnasium, an essay
 whose verify asks a judge) and five resource servers, as in `tests.real.test_mixed_story`.
@@ -43,7 +43,7 @@ KINDS = {
 _CALLED = {TOOLS: ["counter", "weather"], DICE: ["counter", "dice"], WRITER: ["essay"]}
 _TOOLS = {"get_weather": "weather", "roll_die": "dice"}
 STEPS, EPISODE_STEPS = 12, 6
-"""Above the longest script; and what an episode of a map is cut at."""
+"""Above the longest script, and where an episode of a map is cut."""
 RESTART_ONLY_AGENT = DICE
 
 
@@ -59,12 +59,12 @@ def make(
     """One server's application.
 
     Args:
-        name: Which.
-        common: What every server is told.
+        name: The server's.
+        common: Settings that all servers share.
         urls: Of all servers.
         generation_url: Where completions come from.
-        tool_delay_s: Of the counter.
-        transport: How it reaches others, instead of HTTP.
+        tool_delay_s: Delay of the counter's tools.
+        transport: Carries its requests to the others, instead of HTTP.
     """
     match name:
         case "policy-model" | "judge":

@@ -1,4 +1,4 @@
-"""What goes wrong in a twin run besides crashes: around the servers, drawn from the seed.
+"""Mishaps of a twin run, besides crashes: calls that fail, repeat or take long, by the seed.
 
 A failed call makes RL send the rollout again as run n+1; a step whose answer is withheld is sent
 again by its agent; an acknowledgement that takes its time is in flight at more crashes. What is
@@ -39,7 +39,7 @@ log = logging.getLogger("turnpoint.twin")
 
 
 class Mishap(StrEnum):
-    """What happens to one call."""
+    """One thing that goes wrong with a call."""
 
     RUN_REFUSED = "run refused"
     """`/run` is answered 500 and never reaches the agent."""
@@ -52,14 +52,14 @@ class Mishap(StrEnum):
     STEP_REPEATED = "step repeated"
     """A step is done and its answer withheld: the agent issues it again."""
     ANSWER_LOST = "answer lost"
-    """An activity has done its work and Temporal never hears of it: it is tried again."""
+    """An activity has done its work and its answer is lost: Temporal tries it again."""
     CANCELLED = "save cancelled"
     """An operator cancels a save in one of its phases before publish."""
 
 
 CANCELLABLE = PHASES[: PHASES.index("publish_snapshot")]
 FAILING = {Mishap.RUN_REFUSED, Mishap.RUN_LOST, Mishap.RESULT_LOST, Mishap.STEP_FAILED}
-"""Those after which RL sends the rollout again."""
+"""Mishaps after which RL sends the rollout again."""
 _OF_RUNS = [Mishap.RUN_REFUSED, Mishap.RUN_LOST, Mishap.RESULT_LOST, *[None] * 15]
 _OF_PHASES = [Mishap.ANSWER_LOST, Mishap.ANSWER_LOST, Mishap.CANCELLED, *[None] * 29]
 _OF_STEPS = [Mishap.STEP_FAILED, *[Mishap.STEP_REPEATED] * 3, *[None] * 36]
@@ -67,11 +67,11 @@ _OF_STEPS = [Mishap.STEP_FAILED, *[Mishap.STEP_REPEATED] * 3, *[None] * 36]
 
 @dataclass
 class Mishaps:
-    """Of one life of the servers."""
+    """Decides, for one execution, which calls go wrong and how."""
 
     seed: int
     slow_s: float
-    """How long an acknowledgement takes at most, and a lost `/run` is left to run."""
+    """Longest delay of an acknowledgement, and time that a lost `/run` is left to run."""
     active: bool = True
     """False: nothing goes wrong."""
     met: Counter[Mishap] = field(default_factory=Counter)
@@ -83,9 +83,9 @@ class Mishaps:
     _going_on: set[asyncio.Future[None]] = field(default_factory=set)
 
     def around(self, app: App, kind: Kind) -> App:
-        """An application that meets mishaps."""
+        """Wrap an application, so that its calls meet mishaps."""
 
-        async def meeting(scope: Scope, receive: Receive, send: Send) -> None:
+        async def with_mishaps(scope: Scope, receive: Receive, send: Send) -> None:
             if not self.active or scope["type"] != "http" or kind is Kind.MODEL:
                 await app(scope, receive, send)
             elif scope["path"].endswith("/checkpoint/v1/acknowledge"):
@@ -93,10 +93,10 @@ class Mishaps:
             else:
                 await self._call(app, scope, receive, send)
 
-        return meeting
+        return with_mishaps
 
     def of_phase(self, workflow: str, phase: str) -> Mishap | None:
-        """What happens to the first try of an activity."""
+        """The mishap of an activity's first try, if any."""
         mishap = self._pick(_OF_PHASES, workflow, phase) if self.active else None
         if mishap is Mishap.CANCELLED and phase not in CANCELLABLE:
             return None
@@ -111,10 +111,10 @@ class Mishaps:
         log.info("acknowledge", extra={"event": "acknowledge", "state": "begin"})
         try:
             await asyncio.sleep(self.slow_s if late == 1 else 0)
-            held = _Held(send)
-            await app(scope, receive, held)
+            delayed = _DelayedAnswer(send)
+            await app(scope, receive, delayed)
             await asyncio.sleep(self.slow_s if late == 2 else 0)
-            await held.release()
+            await delayed.release()
         finally:
             self.acknowledging -= 1
             log.info("acknowledge", extra={"event": "acknowledge", "state": "end"})
@@ -126,15 +126,15 @@ class Mishaps:
         if mishap is None or identity is None:
             await app(scope, receive, send)
             return
-        held = _Held(send)
+        delayed = _DelayedAnswer(send)
         if mishap in (Mishap.RUN_LOST, Mishap.RESULT_LOST, Mishap.STEP_REPEATED):
             limit_s = self.slow_s if mishap is Mishap.RUN_LOST else None
-            task = asyncio.ensure_future(app(scope, receive, held))
+            task = asyncio.ensure_future(app(scope, receive, delayed))
             self._going_on.add(task)
             task.add_done_callback(self._going_on.discard)
             await asyncio.wait({task}, timeout=limit_s)
-            if held.status not in (None, 200):
-                await held.release()  # it did not come so far: the next try may
+            if delayed.status not in (None, 200):
+                await delayed.release()  # it failed by itself: the next try may meet the mishap
                 return
         self.met[mishap] += 1
         if mishap in FAILING:
@@ -161,7 +161,7 @@ class Mishaps:
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
 
-class _Held:
+class _DelayedAnswer:
     """An answer that is not sent yet."""
 
     def __init__(self, send: Send) -> None:
@@ -173,7 +173,7 @@ class _Held:
 
     @property
     def status(self) -> int | None:
-        """Of the answer; None: there is none yet."""
+        """The answer's status; None: there is none yet."""
         return self._messages[0]["status"] if self._messages else None
 
     async def release(self) -> None:

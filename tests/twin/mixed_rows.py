@@ -18,7 +18,7 @@ from tests.twin.rows import counted, rollout_ids, tool
 
 SCRIPT = Script(turns=2, turns_spread=5, delay_s=0.25)
 SORTS = ("tools", "dice", "essay", "taxi", "blackjack", "tools", "cliff_walking", "frozen_lake")
-"""Of the prompts, over and over."""
+"""The prompts' sorts, repeated in this order."""
 
 
 def write_mixed_rows(path: Path, prompts: int) -> None:
@@ -27,12 +27,12 @@ def write_mixed_rows(path: Path, prompts: int) -> None:
 
 
 def sort_of(number: int) -> str:
-    """What prompt `number` is about."""
+    """The sort of prompt `number`."""
     return SORTS[number % len(SORTS)]
 
 
-def demand_whole(rows: dict[str, dict[str, Any]], prompts: int) -> None:
-    """The undisturbed job is the measure: it must be whole itself.
+def require_complete(rows: dict[str, dict[str, Any]], prompts: int) -> None:
+    """Require that the undisturbed job, the reference of all comparisons, is complete itself.
 
     Raises:
         AssertionError: A row is missing, a rollout has failed or called nothing (the same is no
@@ -77,7 +77,7 @@ def _for(agent: str) -> dict[str, Any]:
 
 
 def wrongly_over(rollout: str, reason: str | None) -> str | None:
-    """A sentence about a rollout that a restore let start over, if it had no right to."""
+    """A sentence about a rollout that a restore started over without a valid reason, or None."""
     sort = sort_of(int(rollout[1:].partition("_")[0]))
     rightly = {"used dice, which is restart_only"} if sort == "dice" else set()
     if reason in rightly | {"its run had failed"}:

@@ -1,4 +1,4 @@
-"""What a twin run of either layer came to."""
+"""The result of a twin run of either layer."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class Outcome:
     restores: int = 0
     differences: list[str] = field(default_factory=list)
     phases: Counter[str] = field(default_factory=Counter)
-    """How many crashes met each phase."""
+    """How many crashes hit each phase."""
     meanwhile: Counter[str] = field(default_factory=Counter)
-    """At how many crashes something else was under way, and how often mishaps happened."""
+    """How many crashes found something else under way, and how often each mishap happened."""
     spent_s: Counter[str] = field(default_factory=Counter)
-    """Where the time went."""
+    """Seconds by kind of work."""
 
     @property
     def coverage(self) -> dict[str, int]:
-        """Crashes by phase, those that none has met among them."""
+        """Crashes by phase; phases without one are there with 0."""
         return {**dict.fromkeys(self.known, 0), **self.phases}
 
     def lines(self, took_s: float) -> list[str]:
-        """For a terminal."""
+        """The report, line by line."""
         told = [f"{count:5} crashes in {phase}" for phase, count in self.coverage.items()]
         told += [f"{count:5} {what}" for what, count in self.meanwhile.most_common()]
         if self.spent_s:
@@ -47,7 +47,7 @@ class Outcome:
         return [*told, f"{len(self.differences)} differences, seed {self.seed}"]
 
     def results(self, took_s: float) -> dict[str, Any]:
-        """For `docs/results/twin.json`."""
+        """The entry of `docs/results/twin.json`."""
         return {
             "seed": self.seed,
             "points": self.points,

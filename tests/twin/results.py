@@ -1,4 +1,4 @@
-"""`docs/results/twin.json`: what the last long runs of both layers came to, and where."""
+"""`docs/results/twin.json`: results of the last long run of each layer, and the machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def write_results(
     path: Path = RESULTS,
     **more: object,
 ) -> None:
-    """Put the run of one layer into the file; the other's last run stays.
+    """Write the run of one layer into the file; the other layer's last run stays.
 
     Args:
         layer: Which.
@@ -31,7 +31,7 @@ def write_results(
         points: Crashes.
         differences: How many.
         path: The file.
-        more: What else it counted.
+        more: Other counts.
     """
     module = f"tests.twin.{layer}"
     memory_gib = psutil.virtual_memory().total / 2**30

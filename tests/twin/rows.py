@@ -1,4 +1,4 @@
-"""Rows for the counter, and what must be equal in what comes of two runs of a job.
+"""Rows for the counter, and the comparison of the training rows of two runs of a job.
 
 Guarantees: the expected count of every prompt is what the script brings its first generation to,
 so a lost or repeated step shows as a wrong reward, besides a wrong count and other tokens.
@@ -15,7 +15,7 @@ from rl.policies.scripted import Script
 
 GENERATIONS = 2
 _FREE = ("attempt_index", "capture_keys", "result_digest")
-"""Which run it was may differ; the digest is over a result that is compared itself."""
+"""Run numbers may differ; the digest covers the result, which is compared itself."""
 
 
 def write_rows(path: Path, prompts: int, script: Script) -> None:
@@ -40,7 +40,7 @@ def tools_asked(
 
 
 def counted(script: Script, rollout_id: str, tools: Sequence[dict[str, Any]] = ()) -> int:
-    """What the script adds in a rollout."""
+    """The sum that the script adds in a rollout."""
     total = 0
     for call in range(script.turns_of(rollout_id)):
         for made in tools_asked(script, rollout_id, call, tools):
@@ -83,7 +83,7 @@ def differences(
 ) -> list[str]:
     """One sentence for each thing that differs between the rows of two jobs; values not shown."""
     told = [f"{rollout}: no row" for rollout in sorted(undisturbed.keys() - found.keys())]
-    told += [f"{rollout}: a row too much" for rollout in sorted(found.keys() - undisturbed.keys())]
+    told += [f"{rollout}: an extra row" for rollout in sorted(found.keys() - undisturbed.keys())]
     for rollout in sorted(undisturbed.keys() & found.keys()):
         one, other = _comparable(undisturbed[rollout]), _comparable(found[rollout])
         told += [
@@ -106,8 +106,8 @@ def sent_too_often(
 
     Args:
         runs: The newest run of each rollout.
-        begun_at: The run that each was at when this life of the job began; 0 by default.
-        failed: Failed runs of this life, by rollout.
+        begun_at: The run that each was at when this execution of the job began; 0 by default.
+        failed: Failed runs of this execution, by rollout.
     """
     return [
         f"{rollout}: sent again without a restore or a failed run"
@@ -117,7 +117,7 @@ def sent_too_often(
 
 
 def repeated(lines: list[dict[str, Any]]) -> list[str]:
-    """Request ids of mutations that took effect twice in one life of their server.
+    """Request ids of mutations that took effect twice between two starts of their server.
 
     Args:
         lines: The servers' log lines about joins and mutations, in order.

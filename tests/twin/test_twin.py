@@ -1,4 +1,4 @@
-"""A job with crashes at random instants ends with the rows of the undisturbed one.
+"""A job with crashes at random times ends with the rows of the undisturbed one.
 
 Invariants 4 to 7 and 11. The seed is printed; `python -m tests.twin.real --seed N --points 6`
 and `python -m tests.twin.in_process --seed N --points K` replay it.
@@ -15,19 +15,21 @@ from pathlib import Path
 import pytest
 
 from gym.protocol import TurnpointError
-from tests.twin import in_process, life, real
-from tests.twin.breaks import BREAKS, Break
-from tests.twin.in_process import claims_that_differ
+from tests.twin.in_process import execution
+from tests.twin.in_process import twin as in_process
+from tests.twin.in_process.breaks import BREAKS, Break
+from tests.twin.in_process.crash_points import CrashPoint
+from tests.twin.in_process.twin import claims_that_differ
 from tests.twin.mishaps import Mishap
-from tests.twin.mixed_rows import SORTS, demand_whole, wrongly_over
-from tests.twin.moments import Dead
-from tests.twin.plan import BLOCK, PHASES, Place, Where, plan
+from tests.twin.mixed_rows import SORTS, require_complete, wrongly_over
+from tests.twin.real import twin as real
+from tests.twin.real.crash_plan import BLOCK, PHASES, Place, Where, plan
 from tests.twin.results import write_results
 from tests.twin.rows import differences, repeated, sent_too_often
 
 IN_PROCESS_POINTS = 20
 BROKEN_SEED, BROKEN_POINTS = 5, 100
-"""Fixed: whether so many points show a break must not be a matter of luck."""
+"""Fixed, so that whether these points find a break is no matter of chance."""
 
 
 def _seed() -> int:
@@ -63,25 +65,25 @@ def test_a_hundred_crashes_come_to_every_place_of_every_phase() -> None:
         assert 10 < claims < 60
 
 
-def test_a_life_ends_in_the_phase_that_was_drawn_or_at_its_end() -> None:
-    async def live(dead: Dead, moments: int) -> str:
+def test_a_crash_comes_in_the_phase_that_was_drawn_or_at_its_end() -> None:
+    async def work(crash: CrashPoint, steps: int) -> str:
         for phase in ("save: begin_checkpoint", "save: cut_rl_state", "running") * 2:
-            await dead.enter(phase)
-            for _ in range(moments):
-                await dead.moment("asked")
+            await crash.enter(phase)
+            for _ in range(steps):
+                await crash.reach("asked")
         return "survived"
 
-    async def ends(dead: Dead, moments: int) -> tuple[str, str]:
-        life = asyncio.create_task(live(dead, moments))
-        await asyncio.wait_for(dead.happened.wait(), 5)
-        life.cancel()
-        return dead.phase, dead.at
+    async def crashes(crash: CrashPoint, steps: int) -> tuple[str, str]:
+        working = asyncio.create_task(work(crash, steps))
+        await asyncio.wait_for(crash.happened.wait(), 5)
+        working.cancel()
+        return crash.phase, crash.at
 
     async def both() -> None:
         cut = "save: cut_rl_state"
-        assert await ends(Dead(phase=cut, count=3), 5) == (cut, "asked")
-        assert await ends(Dead(phase=cut, count=30), 5) == (cut, f"{cut} is over")
-        assert await ends(Dead(phase=cut, count=1, before=1), 5) == (cut, f"{cut} begins")
+        assert await crashes(CrashPoint(phase=cut, count=3), 5) == (cut, "asked")
+        assert await crashes(CrashPoint(phase=cut, count=30), 5) == (cut, f"{cut} is over")
+        assert await crashes(CrashPoint(phase=cut, count=1, before=1), 5) == (cut, f"{cut} begins")
 
     asyncio.run(both())
 
@@ -92,7 +94,7 @@ def _row(**changes: object) -> dict[str, object]:
     return {**row, "result": {"final_count": 3}, "tag": tag, **changes}
 
 
-def test_a_row_that_differs_in_anything_but_its_run_is_told() -> None:
+def test_a_row_that_differs_in_anything_but_its_run_is_reported() -> None:
     again = _row(tag={"attempt_index": 2, "capture_keys": ["x"], "mutations": 3, "turns": 1})
     assert differences({"p0_g0": _row()}, {"p0_g0": again}) == []
     more = _row(tag={"attempt_index": 0, "capture_keys": [], "mutations": 4, "turns": 1})
@@ -102,10 +104,10 @@ def test_a_row_that_differs_in_anything_but_its_run_is_told() -> None:
         assert differences({"p0_g0": _row()}, found) == [f"p0_g0: {key} differs"]
 
 
-def test_an_undisturbed_job_that_failed_or_did_nothing_is_no_measure() -> None:
+def test_an_undisturbed_job_that_failed_or_did_nothing_is_refused_as_reference() -> None:
     """Break: tests/twin/mixed_rows.py: look at the rewards of counting rollouts alone."""
     whole = {f"p{k}_g{j}": _row() for k in range(2) for j in range(2)}
-    demand_whole(whole, 2)
+    require_complete(whole, 2)
     dice = f"p{SORTS.index('dice')}_g0"
     for wrong in (
         _row(reward=None),
@@ -113,14 +115,14 @@ def test_an_undisturbed_job_that_failed_or_did_nothing_is_no_measure() -> None:
         _row(tag={"turns": 0, "mutations": 1}),
     ):
         with pytest.raises(AssertionError, match=dice):
-            demand_whole({**whole, dice: wrong}, 2)
+            require_complete({**whole, dice: wrong}, 2)
 
 
-def test_a_missing_and_a_superfluous_row_are_told() -> None:
-    assert differences({"a": _row()}, {"b": _row()}) == ["a: no row", "b: a row too much"]
+def test_a_missing_and_an_extra_row_are_reported() -> None:
+    assert differences({"a": _row()}, {"b": _row()}) == ["a: no row", "b: an extra row"]
 
 
-def test_a_mutation_that_took_effect_twice_in_one_life_is_told() -> None:
+def test_a_mutation_that_took_effect_twice_in_one_life_is_reported() -> None:
     def line(server: str, event: str) -> dict[str, object]:
         return {"served_by": server, "event": event, "request_id": "a/call-0/0"}
 
@@ -129,12 +131,12 @@ def test_a_mutation_that_took_effect_twice_in_one_life_is_told() -> None:
     assert repeated([join, first, first]) == ["a/call-0/0: took effect twice on x"]
 
 
-def test_a_run_that_nothing_explains_is_told() -> None:
+def test_a_run_that_nothing_explains_is_reported() -> None:
     assert sent_too_often({"a": 3, "b": 0}, {"a": 2}, {"a": 1}) == []
     assert len(sent_too_often({"a": 3, "b": 1}, {"a": 2}, {"b": 0})) == 2
 
 
-def test_a_row_that_the_consumer_gets_twice_or_never_is_told() -> None:
+def test_a_row_that_the_consumer_gets_twice_or_never_is_reported() -> None:
     rows = {"a": {}, "b": {}}
     assert claims_that_differ(["a", "b"], rows) == []
     assert claims_that_differ(["a", "a"], rows) == [
@@ -166,9 +168,10 @@ def test_the_results_of_one_layer_leave_the_other_alone(tmp_path: Path) -> None:
 async def test_crashes_at_any_await_change_nothing(tmp_path: Path) -> None:
     """Invariant 11. Break: gym/environments/counter.py: import the count plus one; seen red.
 
-    It judges 4 to 7 as well. As red: drop an owed acknowledgement after a restore, begin the
-    loader again, skip a prompt, keep stale staging rows, apply a mutation twice, keep a consumer's
-    claims, continue what is restart_only, send no restored rollout again (`tests.twin.breaks`).
+    It checks 4 to 7 as well. Each of `tests.twin.in_process.breaks` was seen red: drop an owed
+    acknowledgement after a restore, begin the loader again, skip a prompt, keep stale staging
+    rows, apply a mutation twice, keep a consumer's claims, continue what is restart_only, send no
+    restored rollout again.
     """
     twin = in_process.Twin(tmp_path, seed=_seed(), points=IN_PROCESS_POINTS)
     outcome = await twin.run()
@@ -183,19 +186,19 @@ async def test_crashes_at_any_await_change_nothing(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.real
 @pytest.mark.parametrize("break_it", BREAKS, ids=lambda break_it: break_it.__name__)
-async def test_the_twin_tells_what_is_broken(
+async def test_the_twin_finds_each_break(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, break_it: Break
 ) -> None:
-    """The twin can fail: each of `tests.twin.breaks` shows, as a difference or an error."""
+    """The twin can fail: each of `tests.twin.in_process.breaks` is a difference or an error."""
     break_it(monkeypatch)
-    monkeypatch.setattr(life, "BUDGET_S", 4.0)
-    monkeypatch.setattr(in_process, "LIFE_LIMIT_S", 20.0)
-    twin = in_process.Twin(tmp_path, seed=BROKEN_SEED, points=BROKEN_POINTS, give_up=True)
+    monkeypatch.setattr(execution, "BUDGET_S", 4.0)
+    monkeypatch.setattr(in_process, "EXECUTION_LIMIT_S", 20.0)
+    twin = in_process.Twin(tmp_path, seed=BROKEN_SEED, points=BROKEN_POINTS, stop_at_first=True)
     try:
-        told = (await twin.run()).differences
+        found = (await twin.run()).differences
     except (AssertionError, TurnpointError, ValueError) as error:
-        told = [*twin.outcome.differences, str(error)]
-    assert any(re.search(BREAKS[break_it], sentence) for sentence in told), told
+        found = [*twin.outcome.differences, str(error)]
+    assert any(re.search(BREAKS[break_it], sentence) for sentence in found), found
 
 
 @pytest.mark.real

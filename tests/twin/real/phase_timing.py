@@ -1,4 +1,4 @@
-"""Hitting a phase of a real save or restore, and saying which one was hit.
+"""Brings a crash into a phase of a real save or restore, and finds out which one it hit.
 
 A worker is held at the phase's beginning or end (`tests.faults.held_worker`); a crash inside
 comes a share of the phase's usual length after its beginning was let go.
@@ -17,7 +17,7 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowHandle
 
 from activities.contract import PhaseReport
 from tests.real.live import Live
-from tests.twin.plan import Place, Point
+from tests.twin.real.crash_plan import Place, Point
 
 REACH_S = 90.0
 _USUAL_S = {
@@ -27,20 +27,19 @@ _USUAL_S = {
     "load_data_plane": 5.0,
     "start_controller": 2.0,
 }
-"""Until one was measured; 0.1 s otherwise."""
+"""Assumed until measured; 0.1 s for other phases."""
 _POLL_S = 0.02
 
 
-class Instants:
-    """Of one stack."""
+class PhaseTiming:
+    """Measured durations of phases, and the holds made from them, for one stack."""
 
     def __init__(self, live: Live) -> None:
-        """Nothing was measured yet."""
         self._live = live
         self._usual_s = dict(_USUAL_S)
 
     def measured(self, phases: list[PhaseReport]) -> None:
-        """Learn how long phases take."""
+        """Keep the durations of a save's or restore's phases."""
         self._usual_s |= {phase.phase: phase.ms / 1000 for phase in phases}
 
     @asynccontextmanager
@@ -53,14 +52,14 @@ class Instants:
 
 
 class _Hold:
-    """One hold that was asked for."""
+    """One requested hold."""
 
     def __init__(self, reached: Any, inside_s: float | None) -> None:
         self._reached = reached
         self._inside_s = inside_s
 
-    async def meets(self, handle: WorkflowHandle[Any, Any]) -> bool:
-        """Return when the instant has come; False if the workflow has ended without it.
+    async def is_reached_by(self, handle: WorkflowHandle[Any, Any]) -> bool:
+        """Return True when the crash is due; False if the workflow ended before its phase came.
 
         Raises:
             AssertionError: Neither within `REACH_S`.
@@ -80,7 +79,7 @@ class _Hold:
 
 
 async def phase_at(handle: WorkflowHandle[Any, Any], at: datetime) -> tuple[str, bool]:
-    """The activity that a crash has met, by the history.
+    """Find the activity that a crash hit, from the history.
 
     Returns:
         The one that was last scheduled, and whether it was still under way.

@@ -27,50 +27,49 @@ from rl.messages import RAY_NAMESPACE
 from rl.nemo_gym.actor import NemoGym
 from rl.nemo_gym.fleet import Fleet
 from rl.nemo_gym.service import NemoGymService
-from tests.twin.rows_here import RowsHere
+from tests.twin.in_process.fake_data_plane import FakeDataPlane
 
 T = TypeVar("T")
-Moment = Callable[[str], Awaitable[None]]
-"""Awaited before and after everything that a crash may come between; told what it is."""
+OnStep = Callable[[str], Awaitable[None]]
+"""Awaited before and after each step that a crash may separate; gets the step's name."""
 
 
-class ClusterHere:
-    """The actors of one life."""
+class FakeCluster:
+    """The actors of one execution."""
 
-    def __init__(self, moment: Moment) -> None:
-        """None yet."""
+    def __init__(self, on_step: OnStep) -> None:
         self.actors: dict[str, Any] = {}
-        self._moment = moment
+        self._on_step = on_step
 
     async def call(self, name: str, actor: Any, method: str, arguments: bytes) -> Any:
-        """What happens to one call.
+        """Call a method of an actor.
 
         Raises:
             RayActorError: The actor was killed.
         """
-        await self._moment(f"{name}.{method} called")
+        await self._on_step(f"{name}.{method} called")
         if self.actors.get(name) is not actor:
             raise RayActorError
         answer = await getattr(actor, method)(*pickle.loads(arguments))
-        await self._moment(f"{name}.{method} answered")
+        await self._on_step(f"{name}.{method} answered")
         return pickle.loads(pickle.dumps(answer))
 
 
-class Lives(Protocol):
-    """Who knows which life there is, and makes its actors."""
+class Actors(Protocol):
+    """Knows the current execution and makes its actors."""
 
     @property
-    def cluster(self) -> ClusterHere: ...
+    def cluster(self) -> FakeCluster: ...
 
     @property
-    def rows(self) -> RowsHere: ...
+    def rows(self) -> FakeDataPlane: ...
 
     def make(self, what: str, *given: Any) -> None:
         """Make an actor as the function `what` of `rl.job` does."""
 
 
 class _Handle:
-    def __init__(self, cluster: ClusterHere, name: str) -> None:
+    def __init__(self, cluster: FakeCluster, name: str) -> None:
         self._cluster, self._name = cluster, name
         self._actor = cluster.actors[name]
 
@@ -95,48 +94,48 @@ class _Method:
 class _Ray:
     """Those parts of the module `ray` that find and end actors."""
 
-    def __init__(self, lives: Lives) -> None:
-        self._lives = lives
+    def __init__(self, job_actors: Actors) -> None:
+        self._job = job_actors
         self.util = self
 
     def is_initialized(self) -> bool:
         return True
 
     def list_named_actors(self, all_namespaces: bool) -> list[dict[str, str]]:
-        return [{"name": name, "namespace": RAY_NAMESPACE} for name in self._lives.cluster.actors]
+        return [{"name": name, "namespace": RAY_NAMESPACE} for name in self._job.cluster.actors]
 
     def get_actor(self, name: str, namespace: str) -> _Handle:
-        if name not in self._lives.cluster.actors:
+        if name not in self._job.cluster.actors:
             raise ValueError(f"no actor {name}")
-        return _Handle(self._lives.cluster, name)
+        return _Handle(self._job.cluster, name)
 
     def kill(self, handle: _Handle, no_restart: bool) -> None:
-        actors = self._lives.cluster.actors
-        if actors.get(handle._name) is handle._actor:  # not another life of the name
+        actors = self._job.cluster.actors
+        if actors.get(handle._name) is handle._actor:  # not a newer actor of that name
             del actors[handle._name]
 
 
 @contextmanager
-def instead_of_ray(lives: Lives) -> Iterator[None]:
-    """Have `rl` find and make the actors of `lives`."""
+def fake_ray(job_actors: Actors) -> Iterator[None]:
+    """Have `rl` find and make the actors of `job_actors`."""
 
     class Attached:
         @staticmethod
-        async def attach() -> RowsHere:
-            return lives.rows
+        async def attach() -> FakeDataPlane:
+            return job_actors.rows
 
     with pytest.MonkeyPatch.context() as patch:
         for module in (job, actors):
-            patch.setattr(module, "ray", _Ray(lives))
+            patch.setattr(module, "ray", _Ray(job_actors))
         for maker in ("data_plane_host", "generation_actor", "nemo_gym", "single_controller"):
-            patch.setattr(job, maker, partial(lives.make, maker))
+            patch.setattr(job, maker, partial(job_actors.make, maker))
         patch.setattr(transfer_queue, "DataPlane", Attached)
         patch.setattr(single_controller, "configure_logging", lambda name: None)
         yield
 
 
-class ControllerHere(SingleController):
-    """The product's, for the oracle to look into."""
+class ControllerInProcess(SingleController):
+    """The product's actor, open to the twin's checks."""
 
     @property
     def controller(self) -> Controller | None:
@@ -144,50 +143,50 @@ class ControllerHere(SingleController):
         return self._running[0] if self._running else None
 
 
-class NemoGymHere(NemoGym):
-    """The product's without its thread and its client."""
+class NemoGymInProcess(NemoGym):
+    """The product's actor without its thread and its client."""
 
     def __init__(self, fleet: Fleet, incarnation: int) -> None:
         self._incarnation = incarnation
         self._here = NemoGymService(fleet)
 
     async def _do(self, incarnation: int, work: Callable[[NemoGymService], Awaitable[T]]) -> T:
-        _demand(self._incarnation, incarnation)
+        _require_current(self._incarnation, incarnation)
         return await work(self._here)
 
 
-class HostHere:
-    """Hosts the rows."""
+class FakeDataPlaneHost:
+    """Stands for the actor that owns TransferQueue."""
 
-    def __init__(self, job_id: str, incarnation: int, rows: RowsHere) -> None:
+    def __init__(self, job_id: str, incarnation: int, rows: FakeDataPlane) -> None:
         self._job_id, self._incarnation, self._rows = job_id, incarnation, rows
 
     async def job_id(self) -> str:
         return self._job_id
 
     async def ping(self, incarnation: int) -> None:
-        _demand(self._incarnation, incarnation)
+        _require_current(self._incarnation, incarnation)
 
     async def load(self, incarnation: int, folder: str, files: list[WrittenFile]) -> int:
-        _demand(self._incarnation, incarnation)
+        _require_current(self._incarnation, incarnation)
         return await self._rows.load(Path(folder))
 
     async def save(self, incarnation: int, folder: str) -> list[WrittenFile]:
-        _demand(self._incarnation, incarnation)
+        _require_current(self._incarnation, incarnation)
         return await self._rows.save(Path(folder))
 
 
-class EndpointHere:
+class FakeGenerationServer:
     """Stands for the generation endpoint, which serves from the network here."""
 
     def __init__(self, incarnation: int) -> None:
         self._incarnation = incarnation
 
     async def ready(self, incarnation: int) -> str:
-        _demand(self._incarnation, incarnation)
+        _require_current(self._incarnation, incarnation)
         return "http://generation/v1"
 
 
-def _demand(mine: int, asked: int) -> None:
-    if asked != mine:
-        raise StaleIncarnation(f"this is incarnation {mine}")
+def _require_current(own: int, asked: int) -> None:
+    if asked != own:
+        raise StaleIncarnation(f"this is incarnation {own}")

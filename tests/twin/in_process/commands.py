@@ -1,4 +1,4 @@
-"""A start, a save and a restore of the in-process twin, as the command line asks for them."""
+"""Start, save and restore of the in-process twin's job, as the command line does them."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from gym.client import GymClient
 from rl import job
 from rl.config import JobConfig, Workload
 from rl.data_plane.names import STAGING
-from tests.twin.life import Life
-from tests.twin.moments import RUNNING, START
+from tests.twin.in_process.crash_points import RUNNING, START
+from tests.twin.in_process.execution import Execution
 from tests.twin.outcome import Outcome
 
 PASSING = ("unchanged", "job_finished", "checkpoint_running")
-"""Why a save may be refused though nothing is wrong; a save that a crash has met may still run."""
+"""Reasons of refusals that are right; a save that a crash hit may still run."""
 
 
 @dataclass
-class Steps:
-    """Of one job; what is not as it should be is told in `wrong`."""
+class Commands:
+    """Commands for one job; each violation found is a sentence in `wrong`."""
 
     client: Client
     config: JobConfig
@@ -39,19 +39,19 @@ class Steps:
     outcome: Outcome
     wrong: list[str] = field(default_factory=list)
     started_over: dict[str, str] = field(default_factory=dict)
-    """By the last restore, with the reason."""
+    """Rollouts that the last restore started over, with the reason."""
     begun_at: Mapping[str, int] = field(default_factory=dict)
-    """The run that each rollout was at when this life of the job began."""
+    """The run number of each rollout when this execution of the job began."""
     _to_send: int | None = None
 
-    async def start(self, life: Life) -> None:
-        """Begin a new line."""
+    async def start(self, execution: Execution) -> None:
+        """Start the job at its first prompt."""
         self.begun_at = {}
-        await life.dead.enter(START)
+        await execution.crash.enter(START)
         await job.start_fresh(self.config, self.workload, _owner(), self.gym)
-        await life.dead.enter(RUNNING)
+        await execution.crash.enter(RUNNING)
 
-    async def restore(self, life: Life) -> None:
+    async def restore(self, execution: Execution) -> None:
         """Go on from the newest snapshot."""
         given = RestoreInput(job_id=self.config.job_id)
         try:
@@ -59,10 +59,10 @@ class Steps:
         except WorkflowFailureError as error:
             raise AssertionError(f"a restore has failed: {_reason(error)}") from None
         self.outcome.restores += 1
-        await life.dead.enter(RUNNING)
+        await execution.crash.enter(RUNNING)
 
-    async def save(self, life: Life) -> None:
-        """Publish a snapshot, be refused, or be cancelled."""
+    async def save(self, execution: Execution) -> None:
+        """Run a save: it publishes, is refused, or is cancelled."""
         given = SaveInput(job_id=self.config.job_id, trigger="scheduled")
         try:
             result = SaveResult.model_validate(await self._run("SaveSnapshot", "save", given))
@@ -71,7 +71,7 @@ class Steps:
                 self.wrong.append(f"a save has failed: {_reason(error)}")
         else:
             self._look_at(result)
-        await life.dead.enter(RUNNING)
+        await execution.crash.enter(RUNNING)
 
     async def _run(self, workflow: str, kind: str, given: Any) -> Any:
         workflow_id = f"{self.config.job_id}/{kind}/{uuid.uuid4()}"
@@ -87,27 +87,27 @@ class Steps:
         elif not (result.reason or "").startswith(PASSING):
             self.wrong.append(f"a save was refused: {result.reason}")
 
-    # --- what an activity has answered, before the workflow hears of it ---------------------------
+    # --- answers of activities, before the workflow gets them -------------------------------------
 
-    def saw(self, life: Life, answer: Any) -> None:
-        """Look at the job where a restore stands still."""
+    def on_answer(self, execution: Execution, answer: Any) -> None:
+        """Check the job in the middle of a restore."""
         match answer:
             case StartResult():
-                self.begun_at, self._to_send = life.runs(), len(answer.unfinished)
+                self.begun_at, self._to_send = execution.runs(), len(answer.unfinished)
             case DiscardResult():
                 self.started_over = {
                     one.rollout_id: one.restarted_because or "no reason" for one in answer.restarted
                 }
-                self._demand_no_stale_rows(life)
+                self._require_no_stale_rows(execution)
             case PumpsResult() if answer.sent_again != self._to_send:
                 self.wrong.append(f"{self._to_send} unfinished, {answer.sent_again} sent again")
 
-    def _demand_no_stale_rows(self, life: Life) -> None:
+    def _require_no_stale_rows(self, execution: Execution) -> None:
         """Staging holds what the ledger owns: a stale row could be taken for a call's answer."""
-        records = life.running.job.ledger.values()
+        records = execution.running.job.ledger.values()
         owned = {key for record in records for key in record.staging_keys}
-        if stale := len(set(life.rows.rows[STAGING]) - owned):
-            self.wrong.append(f"{stale} staging rows that nobody owns after a restore")
+        if stale := len(set(execution.rows.rows[STAGING]) - owned):
+            self.wrong.append(f"{stale} staging rows of no record after a restore")
 
 
 def _owner() -> dict[str, str]:

@@ -1,7 +1,7 @@
-"""One life of a job in this process: everything real but Ray, TransferQueue and the network.
+"""One execution of a job in this process, from its start or restore to its crash or end.
 
-Workflows, activities, actors, the Gym servers, the generation endpoint, the scripted policy and
-the snapshot folder are the product's; rows lie in dictionaries, requests go by function call.
+Workflows, activities, actors, Gym servers, generation endpoint, scripted policy and snapshot folder
+are the product's. Ray and TransferQueue are fakes; requests are function calls.
 """
 
 from __future__ import annotations
@@ -22,15 +22,21 @@ from rl.messages import DATA_PLANE_HOST, GENERATION, NEMO_GYM, SINGLE_CONTROLLER
 from rl.nemo_gym.fleet import Fleet
 from rl.policies import scripted as scripted_policy
 from tests.twin.fleet import KINDS, make
+from tests.twin.in_process.crash_points import CrashPoint
+from tests.twin.in_process.fake_data_plane import FakeDataPlane
+from tests.twin.in_process.fake_process import FakeProcess
+from tests.twin.in_process.fake_ray import (
+    ControllerInProcess,
+    FakeCluster,
+    FakeDataPlaneHost,
+    FakeGenerationServer,
+    NemoGymInProcess,
+)
 from tests.twin.mishaps import App, Mishaps
-from tests.twin.moments import Dead
-from tests.twin.process import Process
-from tests.twin.ray_here import ClusterHere, ControllerHere, EndpointHere, HostHere, NemoGymHere
-from tests.twin.rows_here import RowsHere
 
 TOKEN = SecretStr("twin-control-token")
 URLS = {name: f"http://{name}" for name in KINDS}
-"""Names of servers are hosts here."""
+"""The servers' names are the host names."""
 BUDGET_S = 10.0
 """For each phase of a save."""
 
@@ -59,15 +65,15 @@ def job_config(root: Path) -> JobConfig:
     )
 
 
-class Life:
-    """The job's processes from a start of the machine to its crash.
+class Execution:
+    """The job's servers and actors from one start of them to the crash that ends them.
 
     Args:
         config: The job's.
         script: What the policy plays.
         expect_restore: Whether the Gym servers await a restore.
-        dead: When it ends.
-        mishaps: What goes wrong besides.
+        crash: Where it ends.
+        mishaps: What else goes wrong.
         network: Between its servers.
     """
 
@@ -77,15 +83,14 @@ class Life:
         script: scripted_policy.Script,
         *,
         expect_restore: bool,
-        dead: Dead,
+        crash: CrashPoint,
         mishaps: Mishaps,
         network: Network,
     ) -> None:
-        """Servers are there; nothing has joined."""
-        self.dead, self.mishaps = dead, mishaps
-        self.process = Process()
-        self.rows = RowsHere(dead.moment)
-        self.cluster = ClusterHere(dead.moment)
+        self.crash, self.mishaps = crash, mishaps
+        self.process = FakeProcess()
+        self.rows = FakeDataPlane(crash.reach)
+        self.cluster = FakeCluster(crash.reach)
         self.apps: dict[str, App] = {"policy": scripted_policy.create_app(script)}
         self._config, self._network = config, network
         self._client = GymClient(TOKEN, transport=network)
@@ -102,8 +107,8 @@ class Life:
 
     @property
     def controller(self) -> Controller | None:
-        """The job's; None: it was not started."""
-        actor: ControllerHere | None = self.cluster.actors.get(SINGLE_CONTROLLER)
+        """The job's controller; None: it was not started."""
+        actor: ControllerInProcess | None = self.cluster.actors.get(SINGLE_CONTROLLER)
         return actor.controller if actor is not None else None
 
     @property
@@ -120,11 +125,13 @@ class Life:
     # --- its actors -----------------------------------------------------------------------------
 
     def data_plane_host(self, config: JobConfig, incarnation: int) -> None:
-        """As `rl.data_plane.host` has it."""
-        self.cluster.actors[DATA_PLANE_HOST] = HostHere(config.job_id, incarnation, self.rows)
+        """Stands for `rl.data_plane.host.data_plane_host`."""
+        self.cluster.actors[DATA_PLANE_HOST] = FakeDataPlaneHost(
+            config.job_id, incarnation, self.rows
+        )
 
     def generation_actor(self, config: JobConfig, incarnation: int) -> None:
-        """As `rl.generation.actor` has it; it serves from the network."""
+        """Stands for `rl.generation.actor.generation_actor`; requests reach it by the network."""
         generation = Generation(
             self.rows,
             incarnation=incarnation,
@@ -134,61 +141,63 @@ class Life:
             transport=self._network,
         )
         self.apps["generation"] = create_generation_app(generation)
-        self.cluster.actors[GENERATION] = EndpointHere(incarnation)
+        self.cluster.actors[GENERATION] = FakeGenerationServer(incarnation)
 
     def nemo_gym(self, config: JobConfig, incarnation: int, servers: list[JoinedServer]) -> None:
-        """As `rl.nemo_gym.actor` has it."""
+        """Stands for `rl.nemo_gym.actor.nemo_gym`."""
         fleet = Fleet(self._client, servers, incarnation)
-        self.cluster.actors[NEMO_GYM] = NemoGymHere(fleet, incarnation)
+        self.cluster.actors[NEMO_GYM] = NemoGymInProcess(fleet, incarnation)
 
     def single_controller(
         self, config: JobConfig, incarnation: int, servers: list[JoinedServer]
     ) -> None:
-        """As `rl.controller.actor` has it."""
-        self.cluster.actors[SINGLE_CONTROLLER] = ControllerHere(config, incarnation, servers)
+        """Stands for `rl.controller.actor.single_controller`."""
+        self.cluster.actors[SINGLE_CONTROLLER] = ControllerInProcess(config, incarnation, servers)
 
 
-class Lives:
-    """The one life that there is, for those who outlive it: Temporal's worker and the network."""
+class CurrentExecution:
+    """The execution that runs now, for those that outlive it: Temporal's worker and the network."""
 
     def __init__(self) -> None:
-        """None yet."""
-        self.now: Life | None = None
+        self.now: Execution | None = None
 
     @property
-    def life(self) -> Life:
-        """The one there is."""
-        assert self.now is not None, "nobody lives"
+    def execution(self) -> Execution:
+        """The one that runs.
+
+        Raises:
+            AssertionError: None runs.
+        """
+        assert self.now is not None, "no execution runs"
         return self.now
 
     @property
-    def cluster(self) -> ClusterHere:
+    def cluster(self) -> FakeCluster:
         """Its actors."""
-        return self.life.cluster
+        return self.execution.cluster
 
     @property
-    def rows(self) -> RowsHere:
+    def rows(self) -> FakeDataPlane:
         """Its rows."""
-        return self.life.rows
+        return self.execution.rows
 
     def make(self, what: str, *given: Any) -> None:
         """Make one of its actors."""
-        getattr(self.life, what)(*given)
+        getattr(self.execution, what)(*given)
 
 
 class Network(httpx.AsyncBaseTransport):
-    """Requests to applications by host name, each handled in a task of its own."""
+    """Carries requests to the current execution's applications, by host name."""
 
-    def __init__(self, lives: Lives) -> None:
-        """They are handled in the life there is."""
-        self._lives = lives
+    def __init__(self, current: CurrentExecution) -> None:
+        self._current = current
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """As over a socket: a caller that leaves ends nothing."""
-        life = self._lives.life
+        """Handle it in a task of its own: a caller that leaves ends nothing, as over a socket."""
+        execution = self._current.execution
         what = f"{request.method} {request.url.host}{request.url.path}"
-        await life.dead.moment(f"{what} asked")
-        app = httpx.ASGITransport(life.apps[request.url.host])
+        await execution.crash.reach(f"{what} asked")
+        app = httpx.ASGITransport(execution.apps[request.url.host])
         answer = await asyncio.shield(asyncio.create_task(app.handle_async_request(request)))
-        await life.dead.moment(f"{what} answered")
+        await execution.crash.reach(f"{what} answered")
         return answer

@@ -1,4 +1,4 @@
-"""What must be equal, and what must not happen, in a twin run on real processes."""
+"""Checks of a twin run on real processes: rows that must be equal, events that must not occur."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 from activities.contract import RestoreResult
 from gym.protocol import Kind
 from tests.real.live import Live, until
-from tests.twin.crashes import Crashes, lines_of
 from tests.twin.mishaps import FAILING
-from tests.twin.mixed_rows import demand_whole, wrongly_over
+from tests.twin.mixed_rows import require_complete, wrongly_over
+from tests.twin.real.crashes import Crashes, lines_of
 from tests.twin.rows import differences, repeated, sent_too_often
 from workers.stack.processes import alive
 
@@ -20,16 +20,15 @@ CLAIM_LIMIT_S = 60.0
 
 
 class Oracle:
-    """Judges one twin run.
+    """Checks one twin run.
 
     Args:
         live: The stack.
-        crashes: What its servers have logged.
-        differs: Told one sentence for each thing that is not as it should be.
+        crashes: Gives the logs of its servers.
+        differs: Called with one sentence for each violation.
     """
 
     def __init__(self, live: Live, crashes: Crashes, differs: Callable[[str], None]) -> None:
-        """Nothing was measured yet."""
         self._live = live
         self._crashes = crashes
         self._differs = differs
@@ -38,9 +37,9 @@ class Oracle:
         """The run that each unfinished rollout was at after the last restore."""
         self._restores = 0
         self._failed: Counter[str] = Counter()
-        """Failed runs of earlier lives of this job, by rollout."""
+        """Failed runs of this job before the last crash, by rollout."""
         self._claimed = 0
-        """Rows that a consumer has claimed in this life."""
+        """Rows that a consumer has claimed since the last crash."""
         self._claiming: asyncio.Task[int | None] | None = None
         self._started_over = 0
         self._claims = 0
@@ -49,15 +48,15 @@ class Oracle:
     async def measure(self, prompts: int) -> None:
         """Keep the rows of the undisturbed job."""
         self._undisturbed = await asyncio.to_thread(self._live.rows)
-        demand_whole(self._undisturbed, prompts)
+        require_complete(self._undisturbed, prompts)
 
     def begins(self) -> None:
-        """A job began from the start."""
+        """Tell that a job has started at its first prompt."""
         self._begun_at, self._failed = {}, Counter()
         self._restores, self._claimed, self._started_over = 0, 0, 0
 
     def restored(self, result: RestoreResult) -> None:
-        """A restore came to its end."""
+        """Tell that a restore has ended."""
         self._restores += 1
         self._claimed = 0  # every claim is reset
         for skipped in result.skipped:
@@ -71,8 +70,8 @@ class Oracle:
                 self._differs(wrong)
 
     def meanwhile(self) -> Counter[str]:
-        """What else was under way at a crash that has just come."""
-        said = [line["state"] for line in self._crashes.told(Kind.AGENT, "acknowledge")]
+        """Count what else was under way at the crash that has just happened."""
+        said = [line["state"] for line in self._crashes.logged(Kind.AGENT, "acknowledge")]
         return Counter(
             {
                 "crashes with an acknowledgement in flight": int(
@@ -85,7 +84,7 @@ class Oracle:
         )
 
     async def crashed(self) -> None:
-        """The consumer has died too, and what it had claimed is forgotten."""
+        """Tell of a crash: it ended the consumer, too, and its claims are void."""
         self._failed += self._failed_now()
         await self.aclose()
         self._claimed = 0
@@ -105,10 +104,10 @@ class Oracle:
             await asyncio.wait({claiming})
 
     async def _claim(self) -> int | None:
-        """How many rows a consumer got; None: it died with the job."""
+        """The number of rows that a consumer got; None: it ended with the job."""
         name = "consumer"
         log = self._crashes.log(name)
-        process = self._crashes.spawn(name, "tests.twin.consumer")
+        process = self._crashes.spawn(name, "tests.twin.real.consumer")
 
         async def has_ended() -> bool:
             return not alive(process)
@@ -136,7 +135,7 @@ class Oracle:
             self._differs(sentence)
         if rest is None or before + rest != len(rows):
             self._differs(f"a consumer got {before} and {rest} of {len(rows)} rows")
-        # Of a rollout that was finished at the last restore only the most is known.
+        # For a rollout that was finished at the last restore only an upper bound is known.
         most = {name: self._restores + self._failed[name] for name in rows}
         begun_at = most | self._begun_at
         runs = {name: row["tag"]["attempt_index"] for name, row in rows.items()}
@@ -149,6 +148,6 @@ class Oracle:
             self._differs(sentence)
 
     def _failed_now(self) -> Counter[str]:
-        lines = self._crashes.told(Kind.AGENT, "mishap")
-        lines += self._crashes.told(Kind.RESOURCE, "mishap")
+        lines = self._crashes.logged(Kind.AGENT, "mishap")
+        lines += self._crashes.logged(Kind.RESOURCE, "mishap")
         return Counter(line["rollout_id"] for line in lines if line["mishap"] in FAILING)

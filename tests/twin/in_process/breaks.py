@@ -1,4 +1,4 @@
-"""Ways to break what a restore or a retry guarantees; the twin must tell each of them."""
+"""Ways to break what a restore or a retry guarantees; the twin must find each of them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from rl.data_plane.names import STAGING
 from rl.records.loader import Loader
 from rl.records.rollout_record import RolloutRecord
 from rl.snapshots.folder import SnapshotFolder
-from tests.twin.rows_here import RowsHere
+from tests.twin.in_process.fake_data_plane import FakeDataPlane
 
 Break = Callable[[pytest.MonkeyPatch], None]
 
 
 def drop_owed_acknowledgements(patch: pytest.MonkeyPatch) -> None:
-    """After a restore, what is owed is never sent."""
+    """After a restore no acknowledgement is sent."""
     send = Acknowledgements.send
 
     def dropped(self: Acknowledgements, record: RolloutRecord) -> None:
@@ -50,14 +50,14 @@ def skip_a_prompt(patch: pytest.MonkeyPatch) -> None:
 
 
 def keep_stale_staging_rows(patch: pytest.MonkeyPatch) -> None:
-    """Rows of calls that no restored run knows stay, and may be taken for answers."""
-    clear = RowsHere.clear
+    """Rows of calls that no restored run has made stay, and may be taken for answers."""
+    clear = FakeDataPlane.clear
 
-    async def kept(self: RowsHere, partition: str, keys: Any) -> None:
+    async def kept(self: FakeDataPlane, partition: str, keys: Any) -> None:
         if partition != STAGING:
             await clear(self, partition, keys)
 
-    patch.setattr(RowsHere, "clear", kept)
+    patch.setattr(FakeDataPlane, "clear", kept)
 
 
 def apply_mutations_twice(patch: pytest.MonkeyPatch) -> None:
@@ -80,10 +80,10 @@ def restore_another_state(patch: pytest.MonkeyPatch) -> None:
 def keep_claims(patch: pytest.MonkeyPatch) -> None:
     """What was claimed before a crash stays claimed."""
 
-    async def kept(self: RowsHere, partition: str) -> None:
+    async def kept(self: FakeDataPlane, partition: str) -> None:
         pass
 
-    patch.setattr(RowsHere, "reset_claims", kept)
+    patch.setattr(FakeDataPlane, "reset_claims", kept)
 
 
 def continue_restart_only(patch: pytest.MonkeyPatch) -> None:
@@ -102,7 +102,7 @@ def send_nothing_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_what_is_published(patch: pytest.MonkeyPatch) -> None:
-    """Neither a publish that is tried again nor who asks the disk knows its own snapshot."""
+    """A repeated publish and a search on the disk do not find the snapshot of their save."""
     patch.setattr(SnapshotFolder, "_published_as", lambda self, snapshot, checkpoint_id: None)
     patch.setattr(SnapshotFolder, "find_published", lambda self, checkpoint_id: None)
 
@@ -111,7 +111,7 @@ BREAKS: dict[Break, str] = {
     drop_owed_acknowledgements: "not acknowledged|result of",
     begin_the_loader_again: "the loader has given out other rollouts",
     skip_a_prompt: "the loader has given out other rollouts|no row",
-    keep_stale_staging_rows: "staging rows that nobody owns",
+    keep_stale_staging_rows: "staging rows of no record",
     apply_mutations_twice: "result differs|sent again without a restore or a failed run",
     restore_another_state: "result differs",
     keep_claims: "never given to the consumer",
@@ -119,4 +119,4 @@ BREAKS: dict[Break, str] = {
     send_nothing_again: "no row",
     forget_what_is_published: "a save has failed",
 }
-"""Each with what the twin is to say about it."""
+"""Each with a pattern of the sentence that the twin must report."""

@@ -1,4 +1,4 @@
-"""`python -m tests.twin.consumer`: claim every training row that nobody has claimed.
+"""`python -m tests.twin.real.consumer`: claim every unclaimed training row.
 
 Prints one line of JSON: the number of rows that TransferQueue gave this consumer.
 """
@@ -18,7 +18,7 @@ TASK = "trainer"
 
 
 async def claim() -> int:
-    """Fetch what is ready and unclaimed; how many rows."""
+    """Fetch the rows that are ready and unclaimed; answer their number."""
     plane = await DataPlane.attach()
     there = len(await plane.keys(TRAINING))
     for size in range(there, 0, -1):  # a batch comes whole or not at all

@@ -1,24 +1,19 @@
-"""The twin run on real processes: a job undisturbed, and again with crashes at random instants.
+"""The twin run on real processes: a job undisturbed, and again with crashes at drawn times.
 
 Both must end with the same training rows (design section 10, invariant 11): this judges every
 other piece of Turnpoint. Ray and Temporal stay up for most crashes. `python -m tests.twin.real
 --seed N --points K` replays a seed: the same crashes in the same phases; which instruction they
-meet is up to the machine.
+hit depends on the machine.
 
 A crash point kills the job in a running save, in a running restore or between them. Between
-crashes calls fail, steps are repeated and acknowledgements dawdle (`tests.twin.mishaps`), and a
+crashes calls fail, steps are repeated and acknowledgements are late (`tests.twin.mishaps`), and a
 consumer claims rows. A job that ends before all points are used up is compared, and another one
 begins.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import random
-import shutil
-import signal
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,14 +28,13 @@ from activities.contract import TASK_QUEUE, RestoreInput, RestoreResult, SaveInp
 from gym.protocol import Kind
 from rl.errors import NoSnapshot
 from tests.real.live import JOB, Live
-from tests.twin.crashes import GYM, Crashes
 from tests.twin.fleet import KINDS
-from tests.twin.instants import Instants, phase_at
 from tests.twin.mixed_rows import SCRIPT, SORTS, write_mixed_rows
-from tests.twin.oracle import Oracle
 from tests.twin.outcome import Outcome
-from tests.twin.plan import PHASES, Point, Where, plan
-from tests.twin.results import RESULTS, write_results
+from tests.twin.real.crash_plan import PHASES, Point, Where, plan
+from tests.twin.real.crashes import GYM, Crashes
+from tests.twin.real.oracle import Oracle
+from tests.twin.real.phase_timing import PhaseTiming, phase_at
 from tests.twin.rows import GENERATIONS, rollout_ids
 
 POLICY = {
@@ -49,19 +43,19 @@ POLICY = {
     "turns-spread": str(SCRIPT.turns_spread),
 }
 MAX_INFLIGHT = 4
-"""Few, so that prompts are still waiting at most crashes."""
+"""Few, so that prompts still wait at most crashes."""
 FEW_POINTS, FEW_PROMPTS, MANY_PROMPTS = 12, len(SORTS), 3 * len(SORTS)
 WORKFLOW_LIMIT_S = 150.0
 JOB_LIMIT_S = 300.0
 PROBE_EVERY_S = 1.5
 PASSING = {"unchanged", "checkpoint_running", "data_plane_busy"}
-"""Why a save may be refused though nothing is wrong."""
+"""Reasons of refusals that are right."""
 OVERTAKEN = {"job_alive", "superseded"}
-"""How a restore fails when an older one that a crash has met was faster."""
+"""Errors of a restore that an older one, interrupted by a crash, has overtaken."""
 
 
 KNOWN = [f"{where}: {phase}" for where, phases in PHASES.items() for phase in phases]
-"""Phases that a crash may meet."""
+"""Phases that a crash may hit."""
 
 
 class JobFinished(Exception):
@@ -76,7 +70,7 @@ class Twin:
         port_base: Where free ports are looked for; the Gym servers get those from 100 on.
         seed: Of the plan.
         points: How many crashes.
-        report: Told one line for each step.
+        report: Called with one line for each step.
     """
 
     def __init__(
@@ -88,7 +82,6 @@ class Twin:
         points: int,
         report: Callable[[str], None] = print,
     ) -> None:
-        """Start nothing."""
         servers = [
             {"name": name, "kind": kind.value, "url": f"http://127.0.0.1:{port_base + 100 + n}"}
             for n, (name, kind) in enumerate(KINDS.items())
@@ -108,15 +101,15 @@ class Twin:
         self._prompts = FEW_PROMPTS if points <= FEW_POINTS else MANY_PROMPTS
         self._dataset = folder / "rows.jsonl"
         self._crashes = Crashes(self.live, seed)
-        self._instants = Instants(self.live)
+        self._timing = PhaseTiming(self.live)
         self._oracle = Oracle(self.live, self._crashes, self._differs)
         self._report = report
         self._older: WorkflowHandle[Any, Any] | None = None
-        """The restore that the last crash has met."""
+        """The restore that the last crash interrupted."""
         self._client: Client
 
     async def run(self) -> Outcome:
-        """Run everything; differences are told in the outcome, not raised."""
+        """Run everything; differences are reported in the outcome, not raised."""
         began = time.monotonic()
         self._report(f"seed {self.outcome.seed}, {len(self._plan)} points")
         write_mixed_rows(self._dataset, self._prompts)
@@ -171,10 +164,10 @@ class Twin:
         if point.where is Where.RUNNING:
             await self._crash(point, None)
             return
-        async with self._instants.held(point) as hold:
+        async with self._timing.held(point) as hold:
             while True:
                 handle = await self._start_save()
-                if await hold.meets(handle):
+                if await hold.is_reached_by(handle):
                     break
                 await self._saved_by(handle)  # it was refused
                 await asyncio.sleep(0.2)
@@ -193,11 +186,11 @@ class Twin:
             await self._begin_slowly()
             return True
         if point is not None and point.where is Where.RESTORE:
-            async with self._instants.held(point) as hold:
+            async with self._timing.held(point) as hold:
                 with self._timed("restore, until its crash"):
                     handle = await self._start_restore()
-                    met = await hold.meets(handle)
-                if not met:
+                    reached = await hold.is_reached_by(handle)
+                if not reached:
                     await self._restored_by(handle)
                 await self._crash(point, handle)
             return False
@@ -208,7 +201,7 @@ class Twin:
     async def _crash(self, point: Point, handle: WorkflowHandle[Any, Any] | None) -> None:
         at = datetime.now(UTC)
         phase, inside = point.phase, True
-        # Asked before it dies where Temporal dies too.
+        # Before the crash if Temporal ends with it.
         if handle is not None and point.machine:
             phase, inside = await phase_at(handle, at)
         with self._timed("crash"):
@@ -252,7 +245,7 @@ class Twin:
         runs = len(rollout_ids(self._prompts)) if undisturbed else 0
         while time.monotonic() < end:
             await asyncio.sleep(PROBE_EVERY_S)
-            if len(self._crashes.told(Kind.AGENT, "run_finished")) < runs:
+            if len(self._crashes.logged(Kind.AGENT, "run_finished")) < runs:
                 continue
             try:
                 await self._save()
@@ -292,7 +285,7 @@ class Twin:
             if kind not in PASSING:
                 self._differs(f"a save failed: {kind}: {error.cause}")
             return
-        self._instants.measured(SaveResult.model_validate(result).phases)
+        self._timing.measured(SaveResult.model_validate(result).phases)
         self.outcome.saves += 1
 
     async def _start_restore(self) -> WorkflowHandle[Any, Any]:
@@ -315,7 +308,7 @@ class Twin:
             again = self._client.get_workflow_handle(older.id)
             found = await asyncio.wait_for(again.result(), WORKFLOW_LIMIT_S)
         result = RestoreResult.model_validate(found)
-        self._instants.measured(result.phases)
+        self._timing.measured(result.phases)
         for phase in result.phases:
             self.outcome.spent_s[f"restore: {phase.phase}"] += round(phase.ms / 1000, 3)
         self.outcome.restores += 1
@@ -354,41 +347,3 @@ def _overtaken(cause: BaseException, older: str) -> bool:
     if isinstance(cause, TerminatedError):
         return cause.message == f"superseded by {older}"
     return getattr(cause, "type", None) in OVERTAKEN
-
-
-def main() -> int:
-    """Run from the command line; 1 if anything differs."""
-    parser = argparse.ArgumentParser(prog="python -m tests.twin.real", description=__doc__)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(32))
-    parser.add_argument("--points", type=int, default=100)
-    parser.add_argument("--port-base", type=int, default=27_600)
-    parser.add_argument("--folder", type=Path, help="kept; by default a new one, kept on failure")
-    parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
-    given = parser.parse_args()
-    folder = given.folder or Path(tempfile.mkdtemp(prefix="twin-"))
-    folder.mkdir(parents=True, exist_ok=True)
-    began = time.monotonic()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the stack is ended by either
-
-    def report(line: str) -> None:
-        print(f"{datetime.now():%H:%M:%S} {line}", flush=True)
-
-    twin = Twin(
-        folder, port_base=given.port_base, seed=given.seed, points=given.points, report=report
-    )
-    outcome = asyncio.run(twin.run())
-    took = time.monotonic() - began
-    for line in outcome.lines(took):
-        report(line)
-    if given.write:
-        write_results("real", **outcome.results(took))
-    if outcome.differences:
-        report(f"logs: {folder / 'logs'}")
-        return 1
-    if given.folder is None:
-        shutil.rmtree(folder)
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

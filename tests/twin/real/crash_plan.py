@@ -1,9 +1,9 @@
-"""Where a twin run crashes: drawn from a seed, so that a failing seed replays.
+"""The crash points of a twin run on real processes, drawn from a seed.
 
-Guarantees: the same seed and number of points give the same plan. Of every six points one kills
-everything, the others the job's own processes; three fall into a save, two into a restore, one
-between them. Those in a save or restore go through its phases in turn, each time to its
-beginning, its end, or a share of its usual length into it.
+Guarantees: the same seed and number of points give the same plan, so that a failing seed replays.
+Of every six points one kills everything, the others the job's own processes; three fall into a
+save, two into a restore, one between them. Those in a save or restore go through its phases in
+turn, each time to its beginning, its end, or a share of its usual length into it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BLOCK = 6
 
 
 class Where(StrEnum):
-    """What runs when the crash comes."""
+    """The work under way when the crash comes."""
 
     RUNNING = "running"
     SAVE = "save"
@@ -26,7 +26,7 @@ class Where(StrEnum):
 
 
 class Place(StrEnum):
-    """Which part of a phase."""
+    """The part of a phase that a crash hits."""
 
     BEFORE = "before"
     """Its activity has been scheduled, and has done nothing."""
@@ -65,7 +65,7 @@ class Point:
     """Pause between two kills: the others notice, and act, before they die."""
 
     def __str__(self) -> str:
-        """One word for each thing that was drawn."""
+        """A line for the report."""
         what = "everything" if self.machine else "the job's processes"
         when = "" if self.where is Where.RUNNING else f" {self.place} {self.phase}"
         if when and self.place is Place.INSIDE:

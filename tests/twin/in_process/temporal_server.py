@@ -1,7 +1,7 @@
-"""Temporal for the in-process twin: its test server, which skips the time nobody works in.
+"""Temporal for the in-process twin: the SDK's test server, which skips idle time.
 
 Timers, retries and deadlines of the workflows pass at once; while an activity runs, the server's
-clock goes as any other. Workflows, activities and the worker are the product's.
+clock runs normally. Workflows, activities and the worker are the product's.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from temporalio.worker import Interceptor as WorkerInterceptor
 
 from gym.client import GymClient
 from rl.config import JobConfig
-from tests.twin.life import Life, Lives
+from tests.twin.in_process.commands import Commands
+from tests.twin.in_process.crash_points import phase_of
+from tests.twin.in_process.execution import CurrentExecution, Execution
 from tests.twin.mishaps import Mishap
-from tests.twin.moments import phase_of
-from tests.twin.steps import Steps
 from workers.temporal import add_search_attributes, snapshot_worker
 from workers.worker import activities_of
 
 SERVER = Path(sys.executable).with_name("temporal-test-server")
 LOST = "answer_lost"
-"""Type of the failure that Temporal hears of instead of an answer."""
+"""Type of the failure that Temporal gets instead of an answer."""
 
-HEARD_EVERY_S = 0.1
+HEARTBEAT_EVERY_S = 0.1
 
 
 @asynccontextmanager
@@ -61,26 +61,28 @@ async def temporal() -> AsyncIterator[Client]:
     )
     async with environment:
         service = environment.client.service_client
-        lacks = _WhatItLacks()
-        client = Client(service, data_converter=pydantic_data_converter, interceptors=[lacks])
-        lacks.client = client
+        missing = _MissingFeatures()
+        client = Client(service, data_converter=pydantic_data_converter, interceptors=[missing])
+        missing.client = client
         await add_search_attributes(client)
-        # For good: whoever waits for a result may end, and would leave it locked or not by chance.
+        # Once, for all: waiting for a result unlocks and locks too, and a crash may end the wait.
         await client.test_service.unlock_time_skipping(UnlockTimeSkippingRequest())
         yield client
 
 
 @asynccontextmanager
 async def worker(
-    client: Client, config: JobConfig, gym: GymClient, lives: Lives, steps: Steps
+    client: Client, config: JobConfig, gym: GymClient, current: CurrentExecution, commands: Commands
 ) -> AsyncIterator[None]:
-    """The product's worker: its activities run in the life there is, and end with it."""
+    """The product's worker, whose activities run in the current execution and end with it."""
     activities = activities_of(client, config, gym)
-    async with snapshot_worker(client, activities, interceptors=[_Mortal(client, lives, steps)]):
+    async with snapshot_worker(
+        client, activities, interceptors=[_InExecution(client, current, commands)]
+    ):
         yield
 
 
-class _WhatItLacks(Interceptor):
+class _MissingFeatures(Interceptor):
     """The test server has neither visibility nor Schedules."""
 
     client: Client
@@ -90,13 +92,13 @@ class _WhatItLacks(Interceptor):
 
 
 class _Outbound(OutboundInterceptor):
-    def __init__(self, next: OutboundInterceptor, lacks: _WhatItLacks) -> None:
+    def __init__(self, next: OutboundInterceptor, missing: _MissingFeatures) -> None:
         super().__init__(next)
-        self._lacks = lacks
+        self._missing = missing
 
     def list_workflows(self, input: ListWorkflowsInput) -> Any:
-        """Every open one; the query is the real server's to judge (`tests.activities`)."""
-        return _open_workflows(self._lacks.client)
+        """List every open one; `tests.activities` tests the query on a real server."""
+        return _open_workflows(self._missing.client)
 
     async def describe_schedule(self, input: DescribeScheduleInput) -> ScheduleDescription:
         raise RPCError("there are no Schedules here", RPCStatusCode.NOT_FOUND, b"")
@@ -115,52 +117,56 @@ async def _open_workflows(client: Client) -> AsyncIterator[Any]:
         )
 
 
-class _Mortal(WorkerInterceptor):
-    """Activities run in the life there is; of a life that has ended Temporal never hears."""
+class _InExecution(WorkerInterceptor):
+    """Runs activities in the current execution; Temporal gets no answer of one that has crashed."""
 
-    def __init__(self, client: Client, lives: Lives, steps: Steps) -> None:
-        self._client, self._lives, self._steps = client, lives, steps
+    def __init__(self, client: Client, current: CurrentExecution, commands: Commands) -> None:
+        self._client, self._current, self._commands = client, current, commands
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
-        return _MortalActivity(next, self._client, self._lives, self._steps)
+        return _ActivityInExecution(next, self._client, self._current, self._commands)
 
 
-class _MortalActivity(ActivityInboundInterceptor):
+class _ActivityInExecution(ActivityInboundInterceptor):
     def __init__(
-        self, next: ActivityInboundInterceptor, client: Client, lives: Lives, steps: Steps
+        self,
+        next: ActivityInboundInterceptor,
+        client: Client,
+        current: CurrentExecution,
+        commands: Commands,
     ) -> None:
         super().__init__(next)
-        self._client, self._lives, self._steps = client, lives, steps
+        self._client, self._current, self._commands = client, current, commands
 
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:
-        life = self._lives.now
-        if life is None:
+        execution = self._current.now
+        if execution is None:
             activity.raise_complete_async()
-        there = life.process.spawn(self._there(life, input))
-        ending = asyncio.ensure_future(life.dead.happened.wait())
+        there = execution.process.spawn(self._run(execution, input))
+        ending = asyncio.ensure_future(execution.crash.happened.wait())
         try:
             await asyncio.wait({there, ending}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             there.cancel()
             await asyncio.wait({there, ending}, return_when=asyncio.FIRST_COMPLETED)
-            if not life.dead.happened.is_set():
+            if not execution.crash.happened.is_set():
                 raise
         finally:
             ending.cancel()
-        if life.dead.happened.is_set():
-            # Nobody completes it: for Temporal, a worker that has died over it.
+        if execution.crash.happened.is_set():
+            # Nothing completes it: for Temporal, its worker has died.
             activity.raise_complete_async()
         return there.result()
 
-    async def _there(self, life: Life, input: ExecuteActivityInput) -> Any:
+    async def _run(self, execution: Execution, input: ExecuteActivityInput) -> Any:
         info = activity.info()
-        await life.dead.enter(phase_of(info.workflow_type, info.activity_type))
+        await execution.crash.enter(phase_of(info.workflow_type, info.activity_type))
         answer = await super().execute_activity(input)
-        self._steps.saw(life, answer)
-        await life.dead.moment(f"{info.activity_type} done")
+        self._commands.on_answer(execution, answer)
+        await execution.crash.reach(f"{info.activity_type} done")
         mishap = None
         if info.attempt == 1:
-            mishap = life.mishaps.of_phase(info.workflow_id, info.activity_type)
+            mishap = execution.mishaps.of_phase(info.workflow_id, info.activity_type)
         if mishap is Mishap.ANSWER_LOST:
             raise ApplicationError("a mishap of the twin run", type=LOST)
         if mishap is Mishap.CANCELLED:
@@ -168,11 +174,11 @@ class _MortalActivity(ActivityInboundInterceptor):
         return answer
 
     async def _cancelled(self, info: activity.Info) -> None:
-        """Cancel the workflow, and do not answer before this activity has heard of it.
+        """Cancel the workflow, and do not answer before the cancellation has reached this activity.
 
         The test server fails a workflow task that cancels an activity which has just ended.
         """
         await self._client.get_workflow_handle(info.workflow_id).cancel()
         while True:
             activity.heartbeat()
-            await asyncio.sleep(HEARD_EVERY_S)
+            await asyncio.sleep(HEARTBEAT_EVERY_S)

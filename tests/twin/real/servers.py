@@ -1,7 +1,7 @@
-"""`python -m tests.twin.servers KIND ...`: all Gym servers of one kind in one process.
+"""`python -m tests.twin.real.servers KIND ...`: all Gym servers of one kind in one process.
 
-As many applications on as many ports as `tests.twin.fleet` names, on one event loop: a machine of
-two cores starts three processes in the time of eleven's third. Configuration comes from the
+The applications of `tests.twin.fleet`, each on a port of its own, on one event loop: on two cores
+three processes start in a third of the time of eleven. Configuration comes from the
 stack's environment. A log line of a server has its name in `served_by`.
 """
 
@@ -64,7 +64,7 @@ async def _serve(settings: Settings, kind: Kind, *, expect_restore: bool, mishap
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.twin.servers", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.twin.real.servers", description=__doc__)
     parser.add_argument("kind", type=Kind)
     parser.add_argument("--expect-restore", action="store_true")
     parser.add_argument("--seed", type=int, required=True, help="of the mishaps")

@@ -1,4 +1,4 @@
-"""Killing a live job and bringing its processes back, quickly.
+"""Kills a live job and starts its processes again.
 
 Guarantees: a crash is SIGKILL alone, to processes of this stack alone; it returns when all of
 them are gone. The parts of a stack start at the same time; its workers are those of
@@ -19,21 +19,21 @@ import psutil
 
 from gym.protocol import Kind
 from tests.real.live import ROOT, Live, until
-from tests.twin.plan import Point
+from tests.twin.real.crash_plan import Point
 from workers.config.settings import Settings
 from workers.stack.process_specs import child_environment
 from workers.stack.processes import alive, end, log_tail, marked, spawn
 from workers.stack.stack import settings_of
 
 GYM = {kind.value for kind in Kind}
-"""Processes: each serves all servers of one kind."""
+"""Names of processes; each serves all servers of one kind."""
 HELD = ("held_1", "held_2")
-_BELOW = {"temporal", "ray", "policy"}
+_WITHOUT_SERVERS = {"temporal", "ray", "policy"}
 READY_S = 90.0
 
 
 class Crashes:
-    """Of one stack.
+    """Crashes and starts of one stack.
 
     Args:
         live: The stack.
@@ -41,7 +41,6 @@ class Crashes:
     """
 
     def __init__(self, live: Live, seed: int) -> None:
-        """Nothing is started."""
         self._live = live
         self._seeds = random.Random(seed)
         self._servers: list[psutil.Process] = []
@@ -49,12 +48,12 @@ class Crashes:
 
     async def up(self) -> None:
         """Start everything but the Gym servers; Temporal keeps what comes before the workers."""
-        await asyncio.to_thread(self._live.up, only=_BELOW)
+        await asyncio.to_thread(self._live.up, only=_WITHOUT_SERVERS)
         for name in HELD:
             self._live.start_held_worker(name, wait=False)
 
     async def crash(self, point: Point) -> None:
-        """Kill what the point says."""
+        """Kill the processes that the point names."""
         if point.machine:
             await asyncio.to_thread(self._live.crash)
         else:
@@ -71,7 +70,7 @@ class Crashes:
         flags += ["--undisturbed"] if undisturbed else []
         self._seen = {kind: _size(self.log(kind)) for kind in GYM}
         self._servers = [
-            self.spawn(kind, "tests.twin.servers", kind, *flags) for kind in sorted(GYM)
+            self.spawn(kind, "tests.twin.real.servers", kind, *flags) for kind in sorted(GYM)
         ]
 
     def spawn(self, name: str, module: str, *words: str) -> psutil.Process:
@@ -109,8 +108,8 @@ class Crashes:
 
             await until(ready, "the Gym servers", READY_S)
 
-    def told(self, kind: Kind, event: str) -> list[dict[str, Any]]:
-        """What the newest life of the servers of a kind has logged of an event."""
+    def logged(self, kind: Kind, event: str) -> list[dict[str, Any]]:
+        """Log lines of an event, by the servers of a kind since their last start."""
         return lines_of(self.log(kind.value), event, self._seen.get(kind.value, 0))
 
     def log(self, name: str) -> Path:
