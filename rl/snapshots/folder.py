@@ -31,7 +31,7 @@ from rl.snapshots.published import PublishedSnapshots
 
 
 class Reserved(NamedTuple):
-    """What `reserve` answers: names below the job's folder."""
+    """Answer of `reserve`: names below the job's folder."""
 
     tmp: str
     snapshot: str
@@ -113,8 +113,8 @@ class SnapshotFolder(PublishedSnapshots):
             incarnations.require_newest(self.path, manifest.incarnation)
             os.rename(self.path / tmp, self.path / snapshot)
         except (OSError, PublishRefused) as error:
-            # Renamed away meanwhile (then files seem to be missing): whoever did it decides, a
-            # twin of this publish or the compensation.
+            # Renamed away meanwhile (then files seem to be missing): that rename decides: it
+            # was a second try of this publish, or the compensation.
             done = self._published_as(snapshot, manifest.checkpoint_id)
             if done is not None:
                 return done

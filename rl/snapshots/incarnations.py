@@ -1,11 +1,11 @@
-"""Who lived, and from which snapshot: `<snapshot_root>/<job_id>/incarnations/` (design section 2).
+"""Claims and origins: `<snapshot_root>/<job_id>/incarnations/` (design section 2).
 
 `<k>.json` is created exclusively before anything of incarnation k is touched; `<k>.from.json`
 exclusively before its first `resume`. Both are complete, synced and never changed, so they
 survive any crash; of two claimants of one number exactly one gets it.
 
 Not guaranteed: that the newest incarnation still is the newest when the caller acts on it.
-Whoever acts (publish, prune, reserve) asks again right before the step that counts.
+Publish, prune and reserve ask again right before the step that counts.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Origin(Wire):
     snapshot: SnapshotFolderName | None
     """Null: a fresh start, a line without a parent."""
     snapshot_incarnation: int | None = Field(default=None, ge=1)
-    """Who saved that snapshot; kept here, so that the line survives its deletion."""
+    """The incarnation that saved it; kept here, so that the line survives its deletion."""
 
 
 def newest(job_folder: Path) -> int:
@@ -79,7 +79,7 @@ def owned_by(job_folder: Path, run_id: str) -> int | None:
 
 
 def owner(job_folder: Path, incarnation: int) -> dict[str, Any]:
-    """Ids of whoever claimed an incarnation; empty if there is none or it does not parse."""
+    """Ids of an incarnation's claimant; empty if there is none or the claim does not parse."""
     path = job_folder / FOLDER / f"{incarnation}.json"
     try:
         return Claim.model_validate_json(path.read_bytes()).owner
@@ -102,7 +102,7 @@ def claim(job_folder: Path, owner: Mapping[str, Any], *, after: int | None = Non
         as it is the newest.
 
     Raises:
-        Superseded: Somebody else was faster; nothing was touched.
+        Superseded: Another claimant was faster; nothing was touched.
         NoSpace, NotWritten: The disk refuses the claim; nothing was touched.
     """
     run_id = owner.get("run_id")
@@ -168,7 +168,7 @@ def record_origin(job_folder: Path, incarnation: int, snapshot: str | None) -> N
 
 
 def origin(job_folder: Path, incarnation: int) -> Origin | None:
-    """What `<k>.from.json` says; None for an incarnation without a line of its own."""
+    """Content of `<k>.from.json`; None for an incarnation without a line of its own."""
     path = job_folder / FOLDER / f"{incarnation}.from.json"
     try:
         return Origin.model_validate_json(path.read_bytes())
@@ -208,7 +208,7 @@ class Line:
             incarnation, up_to = parent.snapshot_incarnation, number_of(parent.snapshot)
 
     def holds(self, incarnation: int, number: int) -> bool:
-        """Whether the snapshot `number`, saved by `incarnation`, is on the line."""
+        """True if the snapshot `number`, saved by `incarnation`, is on the line."""
         if incarnation not in self._limits:
             return False
         limit = self._limits[incarnation]
@@ -230,8 +230,8 @@ def _numbers(job_folder: Path, pattern: re.Pattern[str]) -> list[int]:
 
 
 def _owner_run(job_folder: Path, number: int) -> str | None:
-    # Files are complete by construction. Of one that the disk has damaged the name still counts,
-    # and it is nobody's who could ask; refusing here would forbid every later restore.
+    # Files are complete by construction. The number of a damaged one still
+    # counts, and it belongs to no run; refusing here would forbid every later restore.
     found = owner(job_folder, number).get("run_id")
     return found if isinstance(found, str) else None
 

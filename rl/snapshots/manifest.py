@@ -1,4 +1,4 @@
-"""`manifest.json` of a snapshot: what is in it, and that nobody changed it (design section 8).
+"""`manifest.json` of a snapshot: its content, sealed against changes (design section 8).
 
 The manifest is written last and names every file with bytes and sha256. It carries a digest of
 itself, so damage to it is found; with a key also an HMAC, so a forged one is refused. Digest

@@ -44,7 +44,7 @@ def snapshot_of(number: int) -> str:
 
 
 def is_of(tmp: str, checkpoint_id: str) -> bool:
-    """Whether an unpublished folder is this checkpoint's."""
+    """True if an unpublished folder belongs to this checkpoint."""
     found = TMP.match(tmp)
     return found is not None and tmp[found.end() :] == checkpoint_id[:_ID_LENGTH]
 
@@ -85,7 +85,7 @@ class JobFolder:
     def make_parts(self, tmp: str) -> None:
         """Make the parts that an unpublished folder lacks: its maker may have died over them.
 
-        In the folder itself: trash is emptied by whoever prunes at the same time.
+        In the folder itself: another prune may empty the trash at the same time.
         """
         for part in PARTS:
             (self.path / tmp / part).mkdir(exist_ok=True)
@@ -146,7 +146,7 @@ def _empty(folder: Path) -> None:
 
 
 def _is_folder(path: Path) -> bool:
-    """Whether what is in it is ours; what a symlink leads to is not."""
+    """True for a real folder, whose content is ours; the target of a symlink is not."""
     return path.is_dir() and not path.is_symlink()
 
 

@@ -1,4 +1,4 @@
-"""Who may start: one job per Ray cluster, one life per job (design sections 2 and 5)."""
+"""Checks before a start: one job per Ray cluster, one life per job (design sections 2 and 5)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def require_no_other_job(job_id: str, found: str | None) -> None:
 
     Args:
         job_id: Who wants to use the cluster.
-        found: Whose actors are there; None: nobody's.
+        found: The job whose actors are there; None: no job's.
 
     Raises:
         OtherJob: Both jobs are named.
@@ -28,10 +28,10 @@ def require_no_other_job(job_id: str, found: str | None) -> None:
 
 
 def blocks_start(job_folder: Path, status: ControllerStatus) -> bool:
-    """Whether a job must not be started or restored while this controller answers.
+    """True if a job must not be started or restored while this controller answers.
 
-    It must if the job is over, or if nobody can set it going any more: a start of `turnpoint run`
-    that has died before it was through. What a restore brings up, its workflow sees to.
+    False if the job is over, or if it can never begin: `turnpoint run` has died before it had
+    started everything. A restore that is under way counts as alive: its workflow completes it.
     """
     if status.state is JobPhase.STARTING:
         return "workflow_id" in incarnations.owner(job_folder, status.incarnation)

@@ -1,4 +1,4 @@
-"""What must fit between a snapshot and the fleet that loads it (design section 8).
+"""Properties that a snapshot and the fleet that loads it must share (design section 8).
 
 Server names, kinds, modes, roles and schema versions, the identity of model and tokenizer, the
 number of TransferQueue's storage units and the semantic configuration must be equal; the number

@@ -9,12 +9,16 @@ import importlib.util
 import json
 import re
 import shlex
+from asyncio import Runner
+from collections.abc import AsyncIterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from activities.contract import TASK_QUEUE, WORKFLOW_TYPES, RestoreInput, SaveInput
+from rl.data_plane import FinishedRollout
 from tests.docs.pages import PAGES, ROOT, blocks, commands, text
 from workers.cli.app import app
 from workers.config.settings import load_settings
@@ -118,6 +122,23 @@ def test_the_demo_that_the_readme_shows_has_the_chapters_of_the_story() -> None:
     assert len(shown) == len(chapters) == 6
     for chapter, line in zip(chapters, shown, strict=True):
         assert re.fullmatch(re.sub(r"\\{.*?\\}", r"\\d+", re.escape(chapter)), line), line
+
+
+def test_the_code_that_reads_training_rows_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Break: rl/data_plane/training_rows.py: rename a field of a row."""
+    (source,) = blocks("python", ["docs/operations.md"])
+    empty = np.zeros(2, np.int32)
+    row = FinishedRollout("p0_g0", 0, empty, empty, np.zeros(2, np.float32), 1.0, {}, {})
+
+    async def rows(address: str) -> AsyncIterator[FinishedRollout]:
+        yield row
+
+    monkeypatch.setattr("rl.data_plane.read_training_rows", rows)
+    monkeypatch.setattr("asyncio.run", lambda main: Runner().run(main))
+    exec(source, {})
+    assert capsys.readouterr().out == "p0_g0 1.0 (2,) 0\n"
 
 
 def test_the_pages_show_what_is_checked() -> None:
