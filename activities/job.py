@@ -19,7 +19,7 @@ from activities.group import ActivityGroup
 from activities.schedule import go_on, pause_for_restore
 from gym.client import GymClient
 from gym.protocol import DeadlineExceeded
-from rl import job
+from rl import job, living_actors
 from rl.config import JobConfig
 from rl.controller.client import SingleControllerClient
 from rl.data_plane.client import DataPlaneHostClient
@@ -65,7 +65,7 @@ class JobActivities(ActivityGroup):
         async with self._driving(request) as clock:
             # A restore that cannot succeed must not cost the job that is there.
             await asyncio.to_thread(SnapshotFolder(self._config).candidates, request.snapshot)
-            old = await job.actors()
+            old = await living_actors.find_all()
             if incarnations.owned_by(folder, request.run_id) is None:
                 newest = incarnations.newest(folder)
                 await self._require_replaceable(request)
@@ -78,7 +78,7 @@ class JobActivities(ActivityGroup):
                 after=newest,
             )
             await self._require_ours(incarnation)
-            await job.kill_actors(old)
+            await living_actors.kill(old)
             await self._require_ours(incarnation)
             terminated = await self._terminate_others(request)
             await self._require_ours(incarnation)
@@ -195,12 +195,12 @@ class JobActivities(ActivityGroup):
         """Leave nothing of a try: servers back to awaiting, the actors killed and waited for."""
         async with self._driving(request) as clock:
             incarnations.require_newest(self._config.job_folder, request.incarnation)
-            old = await job.actors()
+            old = await living_actors.find_all()
             try:
                 servers = await reset_servers(
                     self._gym, request.servers, request.incarnation, request.restore_id
                 )
             finally:
                 await prove(self._client)
-                await job.kill_actors(old)
+                await living_actors.kill(old)
             return restore.ServersResult(servers=servers, ms=clock.elapsed_ms())

@@ -16,7 +16,7 @@ from activities.contract.restore import ClaimRequest, ClaimResult
 from activities.job import JobActivities
 from gym.client import GymClient
 from gym.protocol import DeadlineExceeded
-from rl import job
+from rl import job, living_actors
 from rl.config import JobConfig
 from rl.errors import JobAlive, NoSnapshot, OtherJob, Superseded
 from rl.messages import ControllerStatus
@@ -78,8 +78,8 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
     monkeypatch.setattr(job, "alive", found.alive)
     monkeypatch.setattr(job, "data_plane_job", found.data_plane_job)
-    monkeypatch.setattr(job, "actors", found.actors)
-    monkeypatch.setattr(job, "kill_actors", found.kill_actors)
+    monkeypatch.setattr(living_actors, "find_all", found.actors)
+    monkeypatch.setattr(living_actors, "kill", found.kill_actors)
     monkeypatch.setattr(job_activities, "prove", proven)
     monkeypatch.setattr(SnapshotFolder, "candidates", lambda *_: ["snapshot_000001"])
     monkeypatch.setattr(job_activities, "pause_for_restore", paused)

@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from rl import job
+from rl import living_actors
 from rl.actors import attached
 
 
 async def main(names: set[str]) -> None:
     await attached()
-    ended = await job.kill_actors([one for one in await job.actors() if one.name in names])
+    found = await living_actors.find_all()
+    ended = await living_actors.kill([actor for actor in found if actor.name in names])
     assert set(ended) == names, f"there were only {ended}"
 
 

@@ -11,10 +11,10 @@ from pydantic import SecretStr
 
 from gym.client import GymClient
 from gym.protocol import Kind
-from rl import job
+from rl import job, living_actors
 from rl.config import JobConfig, ServerConfig, Workload
 from rl.errors import DatasetInvalid, JobAlive, Superseded
-from rl.job import LivingActor
+from rl.living_actors import LivingActor
 from rl.messages import SINGLE_CONTROLLER, ControllerStatus
 from rl.snapshots import incarnations
 from tests.rl.fakes import AGENT, config
@@ -44,8 +44,10 @@ class Start:
         self.answers: ControllerStatus | None = None
         self._claim, self._monkeypatch = incarnations.claim, monkeypatch
         monkeypatch.setattr(incarnations, "claim", self._claimed_first)
-        for name in ("alive_here", "actors", "kill_actors", "discover_and_join"):
+        for name in ("alive_here", "discover_and_join"):
             monkeypatch.setattr(job, name, getattr(self, name))
+        for name in ("find_all", "kill"):
+            monkeypatch.setattr(living_actors, name, getattr(self, name))
 
     def rows_for(self, agent: str) -> None:
         row = {"responses_create_params": {"input": "x"}, "agent_ref": {"name": agent}}
@@ -79,10 +81,10 @@ class Start:
         self._stand_still("look")
         return self.answers
 
-    async def actors(self) -> list[LivingActor]:
+    async def find_all(self) -> list[LivingActor]:
         return list(self.there)
 
-    async def kill_actors(self, killed: list[LivingActor] | None = None) -> list[str]:
+    async def kill(self, killed: list[LivingActor] | None = None) -> list[str]:
         chosen = self.there if killed is None else killed
         self.done += [f"killed the actor {actor.handle}" for actor in chosen]
         self._stand_still("kill")

@@ -25,7 +25,7 @@ from pydantic import BaseModel
 
 from gym.client import GymClient
 from gym.protocol import DeadlineExceeded, TurnpointError
-from rl import job
+from rl import job, living_actors
 from rl.config import JobConfig, Workload
 from rl.controller.client import SingleControllerClient
 from rl.errors import ActorLost, RayUnreachable
@@ -66,7 +66,7 @@ async def look(
     """
     at = time.monotonic()
     try:
-        actors = await job.named_actors()
+        actors = await living_actors.names()
         status = await job.alive(config, STATUS_TIMEOUT_S)
         if status is None or status.job_id != config.job_id:
             other = status.job_id if status is not None else None
@@ -87,7 +87,7 @@ async def look(
         controller=status,
         servers=joined[1],
         actors=actors,
-        missing=[name for name in job.data_plane_actors(config) if name not in actors],
+        missing=[name for name in living_actors.data_plane_names(config) if name not in actors],
     )
     return seen, joined
 

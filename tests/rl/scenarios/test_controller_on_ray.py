@@ -19,6 +19,7 @@ from pydantic import SecretStr
 
 from gym.client import GymClient
 from gym.protocol import CheckpointConflict, StaleCheckpoint, StaleIncarnation
+from rl import living_actors
 from rl.actors import call
 from rl.config import JobConfig, Workload
 from rl.data_plane.host import data_plane_host
@@ -26,10 +27,8 @@ from rl.data_plane.names import STAGING, TRAINING
 from rl.data_plane.transfer_queue import DataPlane
 from rl.errors import ControllerLost, OtherJob, Superseded
 from rl.job import (
-    actors,
     alive,
     alive_here,
-    kill_actors,
     start_fresh,
     start_single_controller,
 )
@@ -279,14 +278,16 @@ async def test_a_job_is_saved_killed_and_restored(address: str, tmp_path: Path) 
     assert ledger["p0_g0"].finished and ledger["p1_g1"].staging_keys == ["1/p1_g1/call-0"]
 
     # its rows are another job's business, too, once its controller is dead
-    await kill_actors([a for a in await actors() if a.name == SINGLE_CONTROLLER])
+    await living_actors.kill(
+        [a for a in await living_actors.find_all() if a.name == SINGLE_CONTROLLER]
+    )
     with pytest.raises(OtherJob):
         await alive_here(other)
     assert await alive_here(settings) is None
 
     # everything is killed; the rest of the turn is lost with it
-    assert sorted(await kill_actors())[:2] == [DATA_PLANE_HOST, NEMO_GYM]
-    assert await kill_actors() == []
+    assert sorted(await living_actors.kill())[:2] == [DATA_PLANE_HOST, NEMO_GYM]
+    assert await living_actors.kill() == []
     assert await alive(settings) is None
     cluster_forget()
 
@@ -316,7 +317,7 @@ async def test_a_job_is_saved_killed_and_restored(address: str, tmp_path: Path) 
     assert all(row.token_ids == [0, 1, 1, 2, 2, 3] for row, _ in trained.values())
     assert trained["p1_g1"][1]["capture_keys"] == ["p1_g1", "p1_g1-a1"]
     assert "1/p1_g1/call-0" in await plane.keys(STAGING)
-    await kill_actors()
+    await living_actors.kill()
     cluster_forget()
 
 
@@ -354,7 +355,7 @@ async def test_actors_of_a_superseded_restore_give_way_to_the_newest_incarnation
 
     Break: rl/job.py: let the `StaleIncarnation` of the actor that is there reach the caller.
     """
-    await kill_actors()
+    await living_actors.kill()
     settings = config(tmp_path)
     for incarnation, owner in ((1, "one"), (2, "two")):
         incarnations.claim(settings.job_folder, {"run_id": owner})
@@ -363,4 +364,4 @@ async def test_actors_of_a_superseded_restore_give_way_to_the_newest_incarnation
     with pytest.raises(Superseded):
         await start_single_controller(settings, 1, servers())
     assert await call(SINGLE_CONTROLLER, "servers", 2) == servers()
-    await kill_actors()
+    await living_actors.kill()

@@ -18,7 +18,7 @@ import pytest
 from ray.exceptions import RayActorError
 
 from gym.protocol import StaleIncarnation, WrittenFile
-from rl import actors, job
+from rl import actors, job, living_actors
 from rl.controller import actor as single_controller
 from rl.controller.actor import SingleController
 from rl.controller.controller import Controller
@@ -125,7 +125,7 @@ def fake_ray(job_actors: Actors) -> Iterator[None]:
             return job_actors.rows
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (job, actors):
+        for module in (living_actors, actors):
             patch.setattr(module, "ray", _Ray(job_actors))
         for maker in ("data_plane_host", "generation_actor", "nemo_gym", "single_controller"):
             patch.setattr(job, maker, partial(job_actors.make, maker))

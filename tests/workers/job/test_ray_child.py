@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gym.protocol import DeadlineExceeded
-from rl import job
+from rl import living_actors
 from rl.messages import SINGLE_CONTROLLER
 from tests.rl.folder_cases import config_of
 from tests.workers.observations import cluster_view, observation
@@ -36,7 +36,7 @@ async def test_a_silent_controller_is_not_taken_for_a_lost_ray(
         return [SINGLE_CONTROLLER]
 
     monkeypatch.setattr("rl.controller.client.call", silent)
-    monkeypatch.setattr(job, "named_actors", names)
+    monkeypatch.setattr(living_actors, "names", names)
     found, _ = await ray_child.look(config_of(tmp_path))
     assert found.reachable and found.silent
 
