@@ -58,7 +58,7 @@ ROW: dict[str, Any] = {
     "initial_count": 3,
     "expected_count": 18,
 }
-"""What six turns of `FakeGeneration` bring to the expected count."""
+"""Increments that reach the expected count in six turns of `FakeGeneration`."""
 
 
 async def until(holds: Callable[[], bool], within_s: float = 10) -> None:

@@ -102,7 +102,7 @@ async def test_a_caller_that_hangs_up_ends_nothing(tmp_path: Path) -> None:
         call.cancel()
         await asyncio.sleep(0.05)
         await generation.hold_from(None)
-        await generation.until_waiting("call-5")  # nobody asks for it
+        await generation.until_waiting("call-5")  # no caller waits for it
         result, _ = await servers.run("p0_g0")
         assert result["final_count"] == 18
         assert len(generation.asked) == 6

@@ -80,7 +80,7 @@ async def test_an_agent_that_opens_issues_a_refused_call_at_once(tmp_path: Path)
         assert asyncio.get_running_loop().time() - refused_at < 0.9  # retry-after is 1 s
 
 
-async def test_a_closed_agent_calls_nobody(tmp_path: Path) -> None:
+async def test_a_closed_agent_makes_no_call(tmp_path: Path) -> None:
     generation, meddling = FakeGeneration(turns=2), Meddling()
     async with fleet(tmp_path, generation, agent_transport=meddling) as servers:
         await servers.join()

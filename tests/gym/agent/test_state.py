@@ -1,4 +1,4 @@
-"""What is saved of a run is what is read back, byte for byte."""
+"""A saved run is read back byte for byte."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def test_the_first_tag_acts(text: str, action: str | None) -> None:
 
 
 @pytest.mark.parametrize("endless", ["\n", "<action> "])
-def test_an_answer_without_end_stops_nobody(endless: str) -> None:
+def test_an_answer_without_end_is_parsed_at_once(endless: str) -> None:
     """It is read on the event loop.
 
     Break: gym/environments/gymnasium_actions.py: search one pattern with spaces on both sides of

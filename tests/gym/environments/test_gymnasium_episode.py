@@ -40,7 +40,7 @@ STEPS = 14
 
 
 def played(episode: Episode, first: int, steps: int) -> list[Any]:
-    """What steps `first`, `first + 1` ... answer; an episode that is over begins anew."""
+    """Answers of the steps `first`, `first + 1` ...; an episode that is over begins anew."""
     actions = episode.environment.action_space.n  # type: ignore[attr-defined]
     found: list[Any] = []
     for step in range(first, first + steps):
@@ -122,7 +122,7 @@ def test_another_process_goes_on_as_if_nothing_had_happened(
 
 
 def test_the_cases_meet_random_draws_and_both_ends() -> None:
-    """What the equivalence above is worth: seeds differ, episodes end, limits truncate."""
+    """The equivalence above compares enough: seeds differ, episodes end, limits truncate."""
     for name, options in CASES:
         different = {json.dumps(played(begun(name, options, seed), 0, 30)) for seed in range(12)}
         draws = name not in ("CliffWalking-v1",) or options.get("is_slippery")

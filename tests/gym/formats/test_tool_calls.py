@@ -1,4 +1,4 @@
-"""What a model may call."""
+"""Names of tools that a model may call."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ async def test_a_process_that_was_stopped_finds_its_lease_ended(tmp_path: Path) 
             await server.client.prepare(server.url, NAME, server.prepare())
 
 
-async def test_the_real_timer_opens_a_server_that_nobody_asks(tmp_path: Path) -> None:
+async def test_the_real_timer_opens_a_server_that_gets_no_request(tmp_path: Path) -> None:
     port = free_port()
     async with counter(tmp_path, port) as server:
         await server.client.prepare(server.url, NAME, server.prepare(lease_s=0.3))

@@ -52,7 +52,7 @@ async def test_rows_of_every_environment_are_played_to_their_end(tmp_path: Path)
             turn = ["message", "user"]
             if "tools" in row["responses_create_params"]:
                 turn = ["function_call", "function_call_output"]
-            # What follows the last step is shown to nobody, unless `max_steps` cut the episode.
+            # The model never sees what follows the last step, unless `max_steps` cut the episode.
             assert result["truncated"] is (steps == 12 and not result["terminated"])
             assert kinds == (turn * steps)[: None if result["truncated"] else -1]
 

@@ -72,7 +72,7 @@ def row_for(*servers: str) -> dict[str, Any]:
 
 
 class Judge(httpx.AsyncHTTPTransport):
-    """How the essay server reaches its judge: a question goes on its way when it is let."""
+    """The essay server's way to its judge: a question passes when the test lets it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Judge(httpx.AsyncHTTPTransport):
         self.may_go.set()
         self.headers: list[dict[str, str]] = []
         self.failing = 0
-        """So many questions find nobody."""
+        """So many questions get no connection."""
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         self.headers.append(dict(request.headers))
@@ -212,7 +212,7 @@ async def modes_of(servers: Fleet) -> dict[str, Mode]:
 
 
 async def starting_over(servers: Fleet, restored: dict[str, RestoreAnswer]) -> dict[str, str]:
-    """What RL's own rule says about what was restored."""
+    """Rollouts that start over by RL's own rule, given the restored inventory."""
     held = MatchedInventory()
     for line in restored[AGENT].continuations:
         held.continuations[line.rollout_id] = line

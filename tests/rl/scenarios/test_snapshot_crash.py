@@ -97,7 +97,7 @@ def test_a_publish_that_dies_is_discarded_whole_unless_it_was_published(tmp_path
 def test_a_slow_reserve_leaves_the_next_saves_folder_alone(tmp_path: Path) -> None:
     """The save that reserves has ended meanwhile, and the next one reserves at each of its steps.
 
-    Break: sweep every folder but one's own, and the next save fails though nothing is lost.
+    Break: sweep every other folder, and the next save fails though nothing is lost.
     """
     points = 0
     while (following := _reserve_at(Case(tmp_path / str(points)), points)) is not None:

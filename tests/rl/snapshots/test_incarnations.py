@@ -1,4 +1,4 @@
-"""Who lived, and from which snapshot."""
+"""Claims of incarnations, and the snapshots they come from."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def _publish(root: Path, key: bytes | None) -> tuple[SnapshotFolder, Path]:
 
 
 def _forge(snapshot: Path, *, keep_hmac: bool) -> None:
-    """Change a file and the manifest with it, as somebody without the key can."""
+    """Change a file and the manifest with it, as a writer without the key can."""
     target = snapshot / "rl/loader.json"
     target.write_bytes(b"[]")
     body = json.loads((snapshot / MANIFEST).read_bytes())

@@ -1,4 +1,4 @@
-"""What is kept and what is deleted."""
+"""Snapshots that a prune keeps, and those that it deletes."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_a_snapshot_that_was_moved_away_is_neither_counted_nor_deleted_nor_in_th
 
 
 @pytest.mark.parametrize("number", [1, 9])
-def test_trash_that_is_no_folder_is_in_nobodys_way_and_is_not_followed(
+def test_trash_that_is_no_folder_stops_no_prune_and_is_not_followed(
     folder: SnapshotFolder, tmp_path: Path, number: int
 ) -> None:
     """Break: rl/snapshots/names.py: `rmtree` whatever is there, or empty what it leads to."""

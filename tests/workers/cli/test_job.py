@@ -24,10 +24,10 @@ def test_a_restore_without_ray_says_that_the_stack_is_down_else_which_address_is
 ) -> None:
     """Break: let Ray's own refusal rise."""
 
-    async def nobody_there(*_: object) -> None:
+    async def no_ray(*_: object) -> None:
         raise RayUnreachable("nobody listens at RAY_ADDRESS")
 
-    monkeypatch.setattr(job_runs, "controller_status", nobody_there)
+    monkeypatch.setattr(job_runs, "controller_status", no_ray)
     words = ["restore", "--json", "--state-dir", str(ended_stack)]
     assert cli.run(words) == EXIT_NOT_REACHABLE
     assert json.loads(capsys.readouterr().out)["error"] == {

@@ -1,4 +1,4 @@
-"""What `run` and `status --follow` say and answer after rollouts that failed."""
+"""Output and exit code of `run` and `status --follow` after rollouts that failed."""
 
 from __future__ import annotations
 

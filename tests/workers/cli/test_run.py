@@ -77,7 +77,7 @@ def test_a_start_that_died_before_it_was_through_is_no_job_that_runs(
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_who_detaches_is_told_that_nobody_supervises_the_job(
+def test_run_detach_warns_that_the_job_is_not_supervised(
     look: list[ClusterView],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

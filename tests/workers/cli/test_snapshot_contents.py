@@ -1,4 +1,4 @@
-"""What `turnpoint inspect` says of each rollout."""
+"""`turnpoint inspect`: the line of each rollout."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_without_a_stack_every_command_says_at_once_how_to_start_one(
 
 
 @pytest.mark.parametrize("words", [[], ["--json"]])
-def test_status_of_a_stack_that_is_down_says_so_first_and_asks_nobody(
+def test_status_of_a_stack_that_is_down_says_so_first_and_asks_no_server(
     words: list[str], ended_stack: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Break: show its table, and every server that does not answer."""

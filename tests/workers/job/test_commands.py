@@ -22,7 +22,7 @@ from workers.job import ray_client as ray_side
 async def test_a_job_that_began_is_no_untyped_error_for_its_schedule(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who supervises adopts the job then. Break: workers/job/commands.py: let the RPCError rise."""
+    """The supervisor adopts the job then. Break: workers/job/commands.py: let the RPCError rise."""
 
     async def begun(*_: Any, **__: Any) -> Any:
         return 2

@@ -79,7 +79,7 @@ async def test_a_restore_does_not_end_it(
     ]
 
 
-async def test_a_job_that_nobody_brings_back_is_gone(
+async def test_a_job_that_is_not_brought_back_is_gone(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(NotRunning, match="was not brought back"):

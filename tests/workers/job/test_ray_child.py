@@ -1,4 +1,4 @@
-"""What a look into Ray shows, and how soon."""
+"""A look into Ray: its content, and how soon it comes."""
 
 from __future__ import annotations
 

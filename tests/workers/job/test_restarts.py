@@ -137,7 +137,7 @@ class Given:
         for progress in self.seen:
             self._asked.clear()
             on_progress(progress)
-            with contextlib.suppress(TimeoutError):  # that nobody asks takes a while to be seen
+            with contextlib.suppress(TimeoutError):  # no request is seen only after a while
                 await asyncio.wait_for(self._asked.wait(), 0.3)
         return RESTORED
 
@@ -166,7 +166,7 @@ async def test_a_command_that_looks_too_late_leaves_the_restored_job_alone(given
     Break: workers/job/commands.py: act as soon as a look shows that the claim is over.
     """
     given.all(server(Phase.OPEN, CLAIMED))
-    given.servers["counter"] = None  # it is busy, and answers nobody in this instant
+    given.servers["counter"] = None  # it is busy, and does not answer in this instant
     given.seen = [RESUMED]
     await given.restore()
     assert given.restarted == []
@@ -206,7 +206,7 @@ async def test_a_workflow_that_does_not_answer_is_looked_at_again(given: Given) 
 async def test_nothing_is_touched_once_another_incarnation_is_the_newest(
     given: Given, phase: Phase
 ) -> None:
-    """Break: workers/job/restarts.py: leave it to whoever started to see that it is superseded."""
+    """Break: workers/job/restarts.py: leave it to the start to notice that it is superseded."""
     given.all(server(Phase.PREPARING, NEWER))
     given.servers["counter"] = None
     given.claim()
@@ -223,7 +223,7 @@ async def test_servers_of_the_line_that_was_left_are_restarted_closed(given: Giv
 async def test_of_several_restarts_that_wait_each_is_known_to_be_under_way(
     given: Given, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is being started is never seen as gone, whoever else waits for the stack.
+    """A process that is being started is never seen as gone, whatever else waits for the stack.
 
     Break: workers/job/restarts.py: let all that have waited for one begin at once.
     """

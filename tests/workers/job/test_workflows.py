@@ -63,7 +63,7 @@ async def test_a_temporal_that_has_lost_the_workflow_is_a_typed_error() -> None:
     assert "secret" not in str(caught.value)
 
 
-async def test_nobody_waits_for_ever_for_a_temporal_that_stays_away(
+async def test_the_wait_for_a_temporal_that_stays_away_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(workflow_runs, "SILENCE_TIMEOUT_S", 0.05)
