@@ -120,27 +120,27 @@ async def find(name: str) -> Any:
         raise RayUnreachable(f"Ray does not answer ({type(error).__name__})") from error
 
 
-async def call(name: str, method: str, *args: Any, limit_s: float | None = None) -> Any:
+async def call(name: str, method: str, *args: Any, timeout_s: float | None = None) -> Any:
     """Call a method of a named actor and wait for its answer.
 
     Args:
         name: Name of the actor in Turnpoint's namespace.
         method: Name of the method.
         *args: Its arguments.
-        limit_s: Seconds to wait; None waits for ever. The call itself goes on after it.
+        timeout_s: Seconds to wait; None waits for ever. The call itself goes on after it.
 
     Raises:
-        DeadlineExceeded: No answer within `limit_s`.
+        DeadlineExceeded: No answer within `timeout_s`.
         ActorLost: The actor is not there or died over the call.
-        TurnpointError: What the method raised.
+        TurnpointError: The error of the method.
     """
     handle = await find(name)
     reference = getattr(handle, method).remote(*args)
     try:
-        return await asyncio.wait_for(_answer(reference, name), limit_s)
+        return await asyncio.wait_for(_answer(reference, name), timeout_s)
     except TimeoutError:
         raise DeadlineExceeded(
-            f"{method}: no answer in {limit_s:.1f} s", participant=name
+            f"{method}: no answer in {timeout_s:.1f} s", participant=name
         ) from None
 
 

@@ -146,7 +146,7 @@ class BeginAnswer(Wire):
 
 
 class CutAnswer(Wire):
-    """RL's own files of a snapshot, and that everybody still held it when they were complete."""
+    """RL's own files of a snapshot; every server still held it when they were complete."""
 
     files: list[WrittenFile]
     unfinished: int

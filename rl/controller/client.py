@@ -35,7 +35,7 @@ class SingleControllerClient:
     @staticmethod
     async def status(*, timeout_s: float | None = None) -> ControllerStatus:
         """State of the job that lives in this cluster, of any incarnation."""
-        return cast(ControllerStatus, await call(SINGLE_CONTROLLER, "status", limit_s=timeout_s))
+        return cast(ControllerStatus, await call(SINGLE_CONTROLLER, "status", timeout_s=timeout_s))
 
     @staticmethod
     async def begin_checkpoint(
@@ -43,7 +43,7 @@ class SingleControllerClient:
     ) -> BeginAnswer:
         """Agree to a save, or say why not; the answer tells the incarnation."""
         answer = await call(
-            SINGLE_CONTROLLER, "begin_checkpoint", job_id, checkpoint_id, name, limit_s=timeout_s
+            SINGLE_CONTROLLER, "begin_checkpoint", job_id, checkpoint_id, name, timeout_s=timeout_s
         )
         return cast(BeginAnswer, answer)
 
@@ -100,4 +100,4 @@ class SingleControllerClient:
         return cast(int, await self._call("start_pumps"))
 
     async def _call(self, method: str, *args: object, timeout_s: float | None = None) -> object:
-        return await call(SINGLE_CONTROLLER, method, self._incarnation, *args, limit_s=timeout_s)
+        return await call(SINGLE_CONTROLLER, method, self._incarnation, *args, timeout_s=timeout_s)

@@ -26,11 +26,11 @@ class DataPlaneHostClient:
     @staticmethod
     async def job_id(*, timeout_s: float | None = None) -> str:
         """Name of the job whose data lies in this cluster."""
-        return cast(str, await call(DATA_PLANE_HOST, "job_id", limit_s=timeout_s))
+        return cast(str, await call(DATA_PLANE_HOST, "job_id", timeout_s=timeout_s))
 
     async def ping(self, *, timeout_s: float | None = None) -> None:
         """Return once TransferQueue runs."""
-        await call(DATA_PLANE_HOST, "ping", self._incarnation, limit_s=timeout_s)
+        await call(DATA_PLANE_HOST, "ping", self._incarnation, timeout_s=timeout_s)
 
     async def load(self, folder_abs: str, files: list[WrittenFile]) -> int:
         """Load the data plane of a snapshot; answers the number of rows."""

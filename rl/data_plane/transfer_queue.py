@@ -51,7 +51,7 @@ _ATTACH_POLL_S = 0.1
 class DataPlane:
     """A process's access to TransferQueue. Made by `attach`; nothing to close.
 
-    An attached process must not close TransferQueue: that would end it for everybody.
+    An attached process must not close TransferQueue: that would end it for all processes.
     """
 
     @classmethod
@@ -165,7 +165,7 @@ class DataPlane:
             )
 
     async def reset_claims(self, partition: str) -> None:
-        """Forget what was claimed by whom (after a restore); an empty partition has no claims."""
+        """Forget all claims of readers (after a restore); an empty partition has none."""
         if await self.keys(partition):
             await tq.get_client().async_reset_consumption(partition)
 
@@ -259,7 +259,7 @@ def _array(code: str, data: bytes) -> list[Any]:
 
 
 def _staging_row(key: str, values: dict[str, Any]) -> StagingRow:
-    head = json.loads(values["head"])  # its key may be another one's: the digest tells
+    head = json.loads(values["head"])  # the digest tells if it is another key's
     row = StagingRow(
         prompt_ids=_array("i", values["prompt_ids"]),
         generation_ids=_array("i", values["generation_ids"]),

@@ -44,11 +44,11 @@ class GenerationServer:
     """
 
     def __init__(self, config: JobConfig, incarnation: int) -> None:
-        """Start serving at once: after a restart by Ray `ready` is not called."""
         self._config = config
         self._incarnation = incarnation
         self._came_back = bool(ray.get_runtime_context().was_current_actor_reconstructed)
         self._serving: Future[str] = Future()
+        # At once: after a restart by Ray `ready` is not called.
         threading.Thread(target=self._serve, name="generation", daemon=True).start()
 
     async def ready(self, incarnation: int) -> str:

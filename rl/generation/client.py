@@ -20,4 +20,4 @@ class GenerationServerClient:
 
     async def ready(self, *, timeout_s: float | None = None) -> str:
         """Wait until the endpoint answers; returns its base URL, ending in `/v1`."""
-        return cast(str, await call(GENERATION, "ready", self._incarnation, limit_s=timeout_s))
+        return cast(str, await call(GENERATION, "ready", self._incarnation, timeout_s=timeout_s))

@@ -132,7 +132,7 @@ class NemoGymClient:
         return cast(list[Status], await self._call("status", timeout_s=timeout_s))
 
     async def _call(self, method: str, *args: object, timeout_s: float | None = None) -> object:
-        return await call(NEMO_GYM, method, self._incarnation, *args, limit_s=timeout_s)
+        return await call(NEMO_GYM, method, self._incarnation, *args, timeout_s=timeout_s)
 
     async def _repeated(self, method: str, *args: object) -> object:
         away_since: float | None = None

@@ -240,7 +240,7 @@ async def _soon(
     try:
         await each(servers, call, time.monotonic() + ACKNOWLEDGE_S)
     except DeadlineExceeded as silent:
-        # No deadline of anybody's was missed: it is owed, and repeated by the controller.
+        # Not `deadline_exceeded`: it is still owed, and repeated by the controller.
         raise ServerUnreachable(silent.message, participant=silent.participant) from None
 
 

@@ -47,7 +47,7 @@ def check(folder: Path, files: Iterable[WrittenFile], problem: Problem, *, sync:
 
     def compare(path: str) -> None:
         if path not in expected:
-            raise problem(path, "nobody has written it")
+            raise problem(path, "no writer has answered it")
         if path not in found:
             raise problem(path, "it is missing")
         _compare(folder / path, expected[path], problem, sync=sync)

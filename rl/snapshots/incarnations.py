@@ -198,7 +198,7 @@ class Line:
     """
 
     def __init__(self, job_folder: Path, incarnation: int | None, up_to: int | None = None) -> None:
-        """Walk from the youngest incarnation to the one that started fresh."""
+        # From the youngest incarnation back to the one that started fresh.
         self._limits: dict[int, int | None] = {}
         while incarnation is not None and incarnation not in self._limits:
             self._limits[incarnation] = up_to

@@ -57,7 +57,6 @@ class JobFolder:
     """
 
     def __init__(self, path: Path) -> None:
-        """Look only; nothing is created."""
         self.path = path
 
     def named(self, *patterns: re.Pattern[str]) -> list[str]:

@@ -22,9 +22,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Answers:
     """Answers of the actors to `renew`, which has a third of the lease for its call."""
     answers: Answers = {SINGLE_CONTROLLER: True, NEMO_GYM: True}
 
-    async def call(name: str, method: str, *arguments: Any, limit_s: float) -> bool:
+    async def call(name: str, method: str, *arguments: Any, timeout_s: float) -> bool:
         assert (method, *arguments) == ("renew", 1, "c1", LEASE_S)
-        assert limit_s == LEASE_S / 3
+        assert timeout_s == LEASE_S / 3
         answer = answers[name]
         if isinstance(answer, TurnpointError):
             raise answer

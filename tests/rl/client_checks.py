@@ -17,8 +17,8 @@ async def assert_fits(
     """Call each method of `client` with marks for arguments; the actor could take each call."""
     calls: list[tuple[Any, ...]] = []
 
-    async def call(*args: Any, limit_s: float | None = None) -> str:
-        calls.append((*args, limit_s))
+    async def call(*args: Any, timeout_s: float | None = None) -> str:
+        calls.append((*args, timeout_s))
         return "answer"
 
     monkeypatch.setattr(module, "call", call)

@@ -91,7 +91,7 @@ async def test_control_calls_pass_a_thousand_runs_and_the_actor_comes_back(tmp_p
         arrived = _serve(fakes, gate)
         with ray_cluster():
             nemo_gym(config, 1, fakes.joined())
-            await call(NEMO_GYM, "status", 1, limit_s=60)
+            await call(NEMO_GYM, "status", 1, timeout_s=60)
             with pytest.raises(StaleIncarnation):
                 await call(NEMO_GYM, "status", 2)
 

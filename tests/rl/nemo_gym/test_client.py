@@ -20,7 +20,7 @@ async def test_a_run_outlives_an_actor_that_comes_back(monkeypatch: pytest.Monke
     """Other calls are made once. Break: rl/nemo_gym/client.py: let `run` use `_call`."""
     tries: list[str] = []
 
-    async def call(name: str, method: str, *args: object, limit_s: float | None = None) -> str:
+    async def call(name: str, method: str, *args: object, timeout_s: float | None = None) -> str:
         tries.append(method)
         if len(tries) < 3:
             raise ActorLost("it died", participant=name)
@@ -38,7 +38,7 @@ async def test_a_run_outlives_an_actor_that_comes_back(monkeypatch: pytest.Monke
 
 
 async def test_an_actor_that_stays_away_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def call(name: str, method: str, *args: object, limit_s: float | None = None) -> None:
+    async def call(name: str, method: str, *args: object, timeout_s: float | None = None) -> None:
         raise ActorLost("it died", participant=name)
 
     monkeypatch.setattr(client, "call", call)
