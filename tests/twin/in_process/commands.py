@@ -23,6 +23,7 @@ from rl.data_plane.names import STAGING
 from tests.twin.in_process.crash_points import RUNNING, START
 from tests.twin.in_process.execution import Execution
 from tests.twin.outcome import Outcome
+from tests.twin.overtaken import is_overtaken
 
 PASSING = ("unchanged", "job_finished", "checkpoint_running")
 """Reasons of refusals that are right; a save that a crash hit may still run."""
@@ -43,6 +44,8 @@ class Commands:
     begun_at: Mapping[str, int] = field(default_factory=dict)
     """The run number of each rollout when this execution of the job began."""
     _to_send: int | None = None
+    _last_restore: str | None = None
+    """Workflow id of the newest restore: open in Temporal if a crash interrupted it."""
 
     async def start(self, execution: Execution) -> None:
         """Start the job at its first prompt."""
@@ -52,12 +55,19 @@ class Commands:
         await execution.crash.enter(RUNNING)
 
     async def restore(self, execution: Execution) -> None:
-        """Go on from the newest snapshot."""
+        """Go on from the newest snapshot.
+
+        Raises:
+            AssertionError: It failed, and no older restore came first.
+        """
+        older, self._last_restore = self._last_restore, self._new_id("restore")
         given = RestoreInput(job_id=self.config.job_id)
         try:
-            await self._run("RestoreSnapshot", "restore", given)
+            await self._run("RestoreSnapshot", self._last_restore, given)
         except WorkflowFailureError as error:
-            raise AssertionError(f"a restore has failed: {_reason(error)}") from None
+            if older is None or not is_overtaken(error.cause, older):
+                raise AssertionError(f"a restore has failed: {_reason(error)}") from None
+            await self.client.get_workflow_handle(older).result()
         self.outcome.restores += 1
         await execution.crash.enter(RUNNING)
 
@@ -65,7 +75,9 @@ class Commands:
         """Run a save: it publishes, is refused, or is cancelled."""
         given = SaveInput(job_id=self.config.job_id, trigger="scheduled")
         try:
-            result = SaveResult.model_validate(await self._run("SaveSnapshot", "save", given))
+            result = SaveResult.model_validate(
+                await self._run("SaveSnapshot", self._new_id("save"), given)
+            )
         except WorkflowFailureError as error:
             if not isinstance(error.cause, CancelledError):
                 self.wrong.append(f"a save has failed: {_reason(error)}")
@@ -73,8 +85,10 @@ class Commands:
             self._look_at(result)
         await execution.crash.enter(RUNNING)
 
-    async def _run(self, workflow: str, kind: str, given: Any) -> Any:
-        workflow_id = f"{self.config.job_id}/{kind}/{uuid.uuid4()}"
+    def _new_id(self, kind: str) -> str:
+        return f"{self.config.job_id}/{kind}/{uuid.uuid4()}"
+
+    async def _run(self, workflow: str, workflow_id: str, given: Any) -> Any:
         return await self.client.execute_workflow(
             workflow, given, id=workflow_id, task_queue=TASK_QUEUE
         )

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
-from temporalio.exceptions import TerminatedError
 
 from activities.contract import TASK_QUEUE, RestoreInput, RestoreResult, SaveInput, SaveResult
 from gym.protocol import Kind
@@ -31,6 +30,7 @@ from tests.real.live import JOB, Live
 from tests.twin.fleet import KINDS
 from tests.twin.mixed_rows import SCRIPT, SORTS, write_mixed_rows
 from tests.twin.outcome import Outcome
+from tests.twin.overtaken import is_overtaken
 from tests.twin.real.crash_plan import PHASES, Point, Where, plan
 from tests.twin.real.crashes import GYM, Crashes
 from tests.twin.real.oracle import Oracle
@@ -50,8 +50,6 @@ JOB_LIMIT_S = 300.0
 PROBE_EVERY_S = 1.5
 PASSING = {"unchanged", "checkpoint_running", "data_plane_busy"}
 """Reasons of refusals that are right."""
-OVERTAKEN = {"job_alive", "superseded"}
-"""Errors of a restore that an older one, interrupted by a crash, has overtaken."""
 
 
 KNOWN = [f"{where}: {phase}" for where, phases in PHASES.items() for phase in phases]
@@ -301,7 +299,7 @@ class Twin:
         try:
             found = await asyncio.wait_for(handle.result(), WORKFLOW_LIMIT_S)
         except WorkflowFailureError as error:
-            if older is None or not _overtaken(error.cause, older.id):
+            if older is None or not is_overtaken(error.cause, older.id):
                 raise AssertionError(
                     f"seed {self.outcome.seed}: a restore failed: {error.cause!r}"
                 ) from None
@@ -337,13 +335,3 @@ class Twin:
             yield
         finally:
             self.outcome.spent_s[what] += round(time.monotonic() - began, 3)
-
-
-def _overtaken(cause: BaseException, older: str) -> bool:
-    """Whether a restore ended because the older one, which a crash has met, came first.
-
-    It was refused by what that one has brought back, or ended by its claim.
-    """
-    if isinstance(cause, TerminatedError):
-        return cause.message == f"superseded by {older}"
-    return getattr(cause, "type", None) in OVERTAKEN
