@@ -19,8 +19,10 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 LOCKS := requirements.lock requirements-dev.lock
 INSTALLED := $(VENV)/.installed
-# Unit tests alone: stacks that run side by side on two cores miss their times.
+# Two test processes, each with whole files: a file's tests may share a stack.
 SPREAD := -n 2 --dist loadfile
+# Real tests wait more than they compute, so two stacks fit on two cores; the longest begin first.
+SPREAD_REAL := $(SPREAD) --no-loadscope-reorder
 
 .PHONY: install check test test-real test-long twin test-all demo clean help
 .DEFAULT_GOAL := help
@@ -51,9 +53,9 @@ demo: install ## The whole story: save, kill everything, restore, go on. KEEP=1 
 	DEMO_POLICY=$(DEMO_POLICY) KEEP=$(KEEP) $(BIN)/python -m workers.demo
 
 test-real: install ## Tests on real processes; those about the demo read its last report.
-	$(BIN)/python -m pytest -q -m "(real or vllm) and not long" $(TESTS)
+	$(BIN)/python -m pytest -q $(SPREAD_REAL) -m "(real or vllm) and not long" $(TESTS)
 
-test: check demo test-real ## What CI runs: at most 30 minutes with the install.
+test: check demo test-real ## What CI runs: at most 18 minutes with the install.
 
 test-long: install ## Minutes of real processes; a hundred saves write docs/results/hundred_saves.json.
 	$(BIN)/python -m pytest -q -m "long" $(TESTS)

@@ -1,4 +1,4 @@
-"""What several rooms' tests share: a real Temporal dev server of this test run."""
+"""Shared by all tests: a Temporal dev server, and the order in which real tests begin."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
 import pytest_asyncio
 from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
@@ -19,10 +20,29 @@ from workflows.journal import SEARCH_ATTRIBUTES
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 
+LONGEST_FIRST = (
+    "tests/faults/test_save_faults.py",
+    "tests/real/test_supervision.py",
+    "tests/real/test_misuse.py",
+    "tests/real/test_snapshots_over_time.py",
+    "tests/real/test_states.py",
+    "tests/real/test_story.py",
+    "tests/twin/test_twin.py",
+    "tests/rl/policies/test_vllm.py",
+)
+"""Files of minutes. Two workers share the real tests, file by file: a long one that begins last
+would run alone."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let the longest files begin first."""
+    ranks = {file: rank for rank, file in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: ranks.get(item.nodeid.partition("::")[0], len(ranks)))
+
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def temporal() -> AsyncIterator[Client]:
-    """A client of a dev server of this test run."""
+    """A client of a dev server that this test process starts."""
     binary = Path(sys.executable).parent / "temporal"
     async with await WorkflowEnvironment.start_local(
         dev_server_existing_path=str(binary),

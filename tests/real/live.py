@@ -194,10 +194,13 @@ class Live:
         controller = self.cli("status")["job"]["controller"]
         return 0 if controller is None else int(controller["finished"])
 
-    def is_finished(self) -> bool:
-        """Whether the job has come to its end."""
-        controller = self.cli("status")["job"]["controller"]
-        return controller is not None and controller["state"] == "finished"
+    def wait_until_finished(self) -> None:
+        """Follow the job to its end: one process instead of one for each look.
+
+        Raises:
+            AssertionError: It failed or is gone.
+        """
+        assert self.cli("status", "--follow")["state"] == "finished"
 
     def rows(self) -> dict[str, dict[str, Any]]:
         """Every training row by rollout, read from TransferQueue."""
@@ -311,7 +314,7 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
 
 
-def wait_for(condition: Callable[[], bool], what: str, limit_s: float = 30.0) -> None:
+def wait_for(condition: Callable[[], bool], what: str, limit_s: float = 60.0) -> None:
     """Poll until `condition` holds.
 
     Raises:
@@ -324,7 +327,7 @@ def wait_for(condition: Callable[[], bool], what: str, limit_s: float = 30.0) ->
 
 
 async def until(
-    condition: Callable[[], Awaitable[bool]], what: str, limit_s: float = 30.0
+    condition: Callable[[], Awaitable[bool]], what: str, limit_s: float = 60.0
 ) -> float:
     """Poll until an asynchronous `condition` holds.
 

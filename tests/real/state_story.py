@@ -421,7 +421,7 @@ def told(folder: Path) -> Iterator[Story]:
         stage.start_policy()
         stage.servers.start(expect_restore=True)
         restored_again = RestoreResult.model_validate(live.cli("restore"))
-        wait_for(live.is_finished, "the job to finish", 90)
+        live.wait_until_finished()
         yield Story(
             live=live,
             undisturbed=undisturbed,

@@ -133,7 +133,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         live.up()
         servers.start(expect_restore=True)
         restored = RestoreResult.model_validate(live.cli("restore"))
-        wait_for(live.is_finished, "the job to finish", 120)
+        live.wait_until_finished()
         yield Story(undisturbed, restored, live.rows())
     finally:
         servers.kill()

@@ -91,7 +91,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         restored = asyncio.run(_restore(live))
         _turns(live, 7)
         later = _part(live, asyncio.run(_save_again(live)))
-        wait_for(live.is_finished, "the job to finish", 120)
+        live.wait_until_finished()
         yield Story(
             live=live,
             began=began,
