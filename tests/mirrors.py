@@ -21,41 +21,6 @@ WITHOUT_A_TEST: dict[str, str] = {
     "workers.job.cluster_view": "pydantic models without code",
 }
 
-NOT_YET: set[str] = {
-    "rl.data_plane.host",
-    "rl.data_plane.rows",
-    "rl.data_plane.transfer_queue",
-    "rl.errors",
-    "rl.generation.actor",
-    "rl.generation.app",
-    "rl.job",
-    "rl.messages",
-    "rl.nemo_gym.actor",
-    "rl.nemo_gym.fleet",
-    "rl.nemo_gym.joining",
-    "rl.nemo_gym.restore",
-    "rl.nemo_gym.runs",
-    "rl.nemo_gym.save",
-    "rl.nemo_gym.service",
-    "rl.nemo_gym.silent_servers",
-    "rl.policies.scripted",
-    "rl.policies.tiny_model",
-    "rl.policies.vllm",
-    "rl.snapshots.check",
-    "rl.snapshots.folder",
-    "rl.snapshots.incarnations",
-    "rl.snapshots.manifest",
-    "rl.snapshots.names",
-    "rl.snapshots.one_job",
-    "rl.snapshots.topology",
-    "workers.cli.doctor",
-    "workers.cli.output",
-    "workers.demo.story",
-    "workers.job.cluster_view",
-    "workers.job.ray_client",
-}
-"""Modules whose tests still have another name."""
-
 
 def modules(root: Path) -> dict[str, Path]:
     """Every module of the mirrored rooms, packages left out, with its test file's path."""
