@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import ray
 
 from gym.logs import configure_logging
-from gym.protocol import StaleIncarnation, WrittenFile
+from gym.protocol import WrittenFile
+from rl.actor_methods import CONTROL_GROUPS, control, require_incarnation
 from rl.config import JobConfig, Workload
 from rl.controller.collaborators import Collaborators
 from rl.controller.controller import Controller, status_of
@@ -37,13 +38,6 @@ from rl.snapshots.folder import SnapshotFolder
 from rl.snapshots.one_job import require_no_other_job
 
 T = TypeVar("T")
-MethodT = TypeVar("MethodT", bound=Callable[..., Any])
-_CONTROL_CALLS = 64
-
-
-def _control(method: MethodT) -> MethodT:
-    """Run the method in the concurrency group that no queue of other calls delays."""
-    return cast(MethodT, ray.method(concurrency_group="control")(method))
 
 
 class SingleController:
@@ -87,13 +81,13 @@ class SingleController:
         """See `SaveCoordinator.cut`."""
         return await self._controller(incarnation).saves.cut(checkpoint_id, folder_name, timeout_s)
 
-    @_control
+    @control
     async def renew(self, incarnation: int, checkpoint_id: str, lease_s: float) -> bool:
         """See `SaveCoordinator.renew`."""
         controller = self._controller(incarnation)
         return await self._on_loop(lambda: controller.saves.renew(checkpoint_id, lease_s))
 
-    @_control
+    @control
     async def resume_checkpoint(
         self, incarnation: int, checkpoint_id: str, published: str | None
     ) -> float | None:
@@ -101,14 +95,14 @@ class SingleController:
         controller = self._controller(incarnation)
         return await self._on_loop(lambda: controller.saves.resume(checkpoint_id, published))
 
-    @_control
+    @control
     async def status(self) -> ControllerStatus:
         """State of the job; always answered, and without an incarnation."""
         if self._running is None:
             return status_of(self._job)
         return await self._on_loop(self._running[0].status)
 
-    @_control
+    @control
     async def servers(self, incarnation: int) -> list[JoinedServer]:
         """The servers that joined; also before the start (a NemoGym actor may come back then)."""
         self._require(incarnation)
@@ -152,10 +146,7 @@ class SingleController:
         return self._running[0]
 
     def _require(self, incarnation: int) -> None:
-        if incarnation != self._job.incarnation:
-            raise StaleIncarnation(
-                f"this is incarnation {self._job.incarnation}", participant=SINGLE_CONTROLLER
-            )
+        require_incarnation(incarnation, self._job.incarnation, SINGLE_CONTROLLER)
 
     def _controller(self, incarnation: int) -> Controller:
         self._require(incarnation)
@@ -177,7 +168,7 @@ class SingleController:
 
 def single_controller(config: JobConfig, incarnation: int, servers: list[JoinedServer]) -> Any:
     """Start the detached actor (named; never restarted: a restarted one would know nothing)."""
-    actor = ray.remote(concurrency_groups={"control": _CONTROL_CALLS})(SingleController)
+    actor = ray.remote(concurrency_groups=CONTROL_GROUPS)(SingleController)
     return actor.options(
         name=SINGLE_CONTROLLER, lifetime="detached", num_cpus=0, max_restarts=0
     ).remote(config, incarnation, servers)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from gym.protocol import FolderOutsideRoot, InvalidPhase, StaleIncarnation, WrittenFile
+from rl.actor_methods import require_incarnation
 from rl.config import JobConfig
 from rl.data_plane.files import DATA_PLANE_FOLDER, save_files, verify_files
 from rl.data_plane.names import STAGING, TRAINING
@@ -135,10 +136,7 @@ class DataPlaneHost:
             return await asyncio.to_thread(save_files, self._checked_folder(folder))
 
     async def _started(self, incarnation: int) -> DataPlane:
-        if incarnation != self._incarnation:
-            raise StaleIncarnation(
-                f"this is incarnation {self._incarnation}", participant=DATA_PLANE_HOST
-            )
+        require_incarnation(incarnation, self._incarnation, DATA_PLANE_HOST)
         if self._broken:
             raise DataPlaneLost("a load has failed here", participant=DATA_PLANE_HOST)
         # Shielded: a caller that is cancelled does not cancel the start.

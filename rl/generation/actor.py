@@ -22,7 +22,7 @@ import ray
 import uvicorn
 from fastapi import FastAPI
 
-from gym.protocol import StaleIncarnation
+from rl.actor_methods import require_incarnation
 from rl.config import JobConfig
 from rl.errors import PortTaken
 from rl.generation.app import PARTICIPANT, Generation, create_app
@@ -62,10 +62,7 @@ class GenerationServer:
             PortTaken: The port is not free.
             DataPlaneLost: There is no TransferQueue.
         """
-        if incarnation != self._incarnation:
-            raise StaleIncarnation(
-                f"this is incarnation {self._incarnation}", participant=PARTICIPANT
-            )
+        require_incarnation(incarnation, self._incarnation, PARTICIPANT)
         # Shielded: a caller that is cancelled does not cancel the start.
         return await asyncio.shield(asyncio.wrap_future(self._serving))
 

@@ -13,15 +13,16 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import ray
 from pydantic import SecretStr
 
 from gym.client import GymClient
 from gym.logs import configure_logging
-from gym.protocol import DeadlineExceeded, SecretFileRefused, StaleIncarnation, Status, WrittenFile
+from gym.protocol import DeadlineExceeded, SecretFileRefused, Status, WrittenFile
 from gym.secret_file import read_secret_file
+from rl.actor_methods import CONTROL_GROUPS, control, require_incarnation
 from rl.config import JobConfig
 from rl.controller.client import SingleControllerClient
 from rl.errors import ActorLost, ControllerLost, ServerUnfit
@@ -40,16 +41,9 @@ from rl.nemo_gym.fleet import Fleet
 from rl.nemo_gym.service import NemoGymService
 
 T = TypeVar("T")
-MethodT = TypeVar("MethodT", bound=Callable[..., Any])
-_CONTROL_CALLS = 64
 _RUNS = 20_000
 """Runs and acknowledgements under way at once; Ray's default of 1,000 would queue the rest."""
 _CONTROLLER_S = 10.0
-
-
-def _control(method: MethodT) -> MethodT:
-    """Run the method in the concurrency group that no queue of runs delays."""
-    return cast(MethodT, ray.method(concurrency_group="control")(method))
 
 
 class NemoGym:
@@ -99,7 +93,7 @@ class NemoGym:
 
     # --- saving -------------------------------------------------------------------------------
 
-    @_control
+    @control
     async def prepare_checkpoint(
         self, incarnation: int, checkpoint_id: str, timeout_s: float, lease_s: float
     ) -> PrepareAnswers:
@@ -108,7 +102,7 @@ class NemoGym:
             incarnation, lambda service: service.prepare(checkpoint_id, timeout_s, lease_s)
         )
 
-    @_control
+    @control
     async def commit_checkpoint(
         self, incarnation: int, checkpoint_id: str, timeout_s: float, folder_abs: str
     ) -> CommitAnswers:
@@ -117,24 +111,24 @@ class NemoGym:
             incarnation, lambda service: service.commit(checkpoint_id, timeout_s, Path(folder_abs))
         )
 
-    @_control
+    @control
     async def inventory(self, incarnation: int, checkpoint_id: str) -> Inventory:
         """See `NemoGymService.inventory`."""
         return await self._do(incarnation, lambda service: service.inventory(checkpoint_id))
 
-    @_control
+    @control
     async def confirm_held(self, incarnation: int, checkpoint_id: str) -> list[ServerReport]:
         """See `rl.nemo_gym.save.confirm_held`."""
         return await self._do(
             incarnation, lambda service: save.confirm_held(service.fleet, checkpoint_id)
         )
 
-    @_control
+    @control
     async def renew(self, incarnation: int, checkpoint_id: str, lease_s: float) -> bool:
         """See `NemoGymService.renew`."""
         return await self._do(incarnation, lambda service: service.renew(checkpoint_id, lease_s))
 
-    @_control
+    @control
     async def resume_checkpoint(
         self, incarnation: int, checkpoint_id: str, unreachable_s: float = save.UNREACHABLE_S
     ) -> list[ServerReport]:
@@ -150,7 +144,7 @@ class NemoGym:
 
     # --- restoring ----------------------------------------------------------------------------
 
-    @_control
+    @control
     async def restore_checkpoint(
         self,
         incarnation: int,
@@ -167,26 +161,26 @@ class NemoGym:
             ),
         )
 
-    @_control
+    @control
     async def restored_inventory(self, incarnation: int, restore_id: str) -> Inventory:
         """See `NemoGymService.restored_inventory`."""
         return await self._do(incarnation, lambda service: service.restored_inventory(restore_id))
 
-    @_control
+    @control
     async def discard(self, incarnation: int, restore_id: str, rollout_ids: list[str]) -> None:
         """See `rl.nemo_gym.restore.discard`."""
         await self._do(
             incarnation, lambda service: restore.discard(service.fleet, restore_id, rollout_ids)
         )
 
-    @_control
+    @control
     async def resume_restored(self, incarnation: int, restore_id: str) -> list[ServerReport]:
         """See `rl.nemo_gym.restore.resume_restored`."""
         return await self._do(
             incarnation, lambda service: restore.resume_restored(service.fleet, restore_id)
         )
 
-    @_control
+    @control
     async def status(self, incarnation: int) -> list[Status]:
         """See `Fleet.statuses`."""
         return await self._do(incarnation, lambda service: service.fleet.statuses())
@@ -195,8 +189,7 @@ class NemoGym:
 
     async def _do(self, incarnation: int, work: Callable[[NemoGymService], Awaitable[T]]) -> T:
         """Do `work` on the loop that owns the state; a cancelled call cancels it there."""
-        if incarnation != self._incarnation:
-            raise StaleIncarnation(f"this is incarnation {self._incarnation}", participant=NEMO_GYM)
+        require_incarnation(incarnation, self._incarnation, NEMO_GYM)
 
         async def there() -> T:
             return await work(await self._built())
@@ -235,7 +228,7 @@ def nemo_gym(config: JobConfig, incarnation: int, servers: list[JoinedServer] | 
         incarnation: The one it speaks for.
         servers: What `discover_and_join` has answered; None to ask the controller.
     """
-    actor = ray.remote(concurrency_groups={"control": _CONTROL_CALLS})(NemoGym)
+    actor = ray.remote(concurrency_groups=CONTROL_GROUPS)(NemoGym)
     return actor.options(
         name=NEMO_GYM, lifetime="detached", num_cpus=0, max_restarts=-1, max_concurrency=_RUNS
     ).remote(config, incarnation, servers)
