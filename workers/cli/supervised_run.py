@@ -24,7 +24,7 @@ from workers.supervisor.recovery import GivenUp
 from workers.supervisor.supervisor import Supervisor
 
 FIRST_LOOK_TIMEOUT_S = 60.0
-"""The process that looks into Ray imports torch first: 3 to 10 s on two cores."""
+"""The process that looks into Ray imports it first: seconds, or more on busy cores."""
 DOWN_TIMEOUT_S = 8.0
 """Share of the grace period that `--down` needs: Ray gets 5 s for its SIGTERM."""
 BUSY_PAUSE_S = 0.2

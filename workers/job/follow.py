@@ -18,7 +18,7 @@ from workers.job.status import being_raised
 
 LOOK_EVERY_S = 0.5
 FIRST_LOOK_TIMEOUT_S = 30.0
-"""The process that looks into Ray imports torch first."""
+"""The process that looks into Ray imports it first: seconds."""
 
 
 async def follow_to_the_end(
