@@ -1,4 +1,4 @@
-"""Activities about the job as a whole: claim it, start its actors, let it go on, give up.
+"""Activities about the job as a whole: claim it, start its actors and pumps, drop a failed try.
 
 Guarantees: an incarnation is claimed before anything of the old one is touched, and each step
 after the claim happens only while it is the newest (design section 5, step 0).

@@ -100,7 +100,13 @@ class RestoreSnapshot:
                 )
                 await self._row("load_data_plane", loading, restore.LoadResult)
                 stop_if_cancelled()
-                await self._restore_checkpoint(selected)
+                parts = restore.PartsRequest(
+                    **self._key(),
+                    snapshot=selected.snapshot,
+                    source_checkpoint_id=selected.source_checkpoint_id,
+                    files=selected.files,
+                )
+                await self._row("restore_checkpoint", parts, restore.ServersResult)
                 stop_if_cancelled()
                 started = await self._row("start_controller", loading, restore.StartResult)
                 stop_if_cancelled()
@@ -170,15 +176,6 @@ class RestoreSnapshot:
         result = await self._row("select_snapshot", request, restore.SelectResult)
         self._journal.note(SNAPSHOT.value_set(result.snapshot), BYTES.value_set(result.bytes))
         return result
-
-    async def _restore_checkpoint(self, selected: restore.SelectResult) -> None:
-        request = restore.PartsRequest(
-            **self._key(),
-            snapshot=selected.snapshot,
-            source_checkpoint_id=selected.source_checkpoint_id,
-            files=selected.files,
-        )
-        await self._row("restore_checkpoint", request, restore.ServersResult)
 
     # --- compensation -------------------------------------------------------------------------
 
