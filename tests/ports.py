@@ -1,7 +1,7 @@
 """Loopback ports for tests.
 
-Guarantees: no other test process of this machine is given the same ports, and this one gets a
-port again only after all others of its range. That nothing listens there now would not be enough:
+Guarantees: no other test process of this machine gets the same ports, and this one gets a port
+again only after all others of its range. To find a port that is free now would not be enough:
 Ray's agent binds its port seconds after the cluster was joined, and a raylet whose agent finds
 its port taken ends, and with it, silently, every process that joined.
 """

@@ -84,7 +84,7 @@ class Holds(Interceptor):
     def _reach(self, point: str) -> Path | None:
         reached = self._folder / f"{point}.reached"
         try:
-            (self._folder / point).rename(reached)  # whoever renames it is the one that holds
+            (self._folder / point).rename(reached)  # one worker succeeds, and waits
         except FileNotFoundError:
             return None
         reached.write_text(str(os.getpid()))

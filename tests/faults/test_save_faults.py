@@ -98,7 +98,7 @@ async def start(client: Client) -> WorkflowHandle[object, object]:
 
 
 def is_reached(reached: Path) -> bool:
-    """Whether a worker waits there."""
+    """Tell whether a worker waits there."""
     return reached.exists()
 
 
@@ -184,7 +184,7 @@ async def goes_on(live: Live, limit_s: float) -> float:
 
 
 def leases_ended(live: Live) -> int:
-    """How many leases have run out on the servers so far."""
+    """Number of leases that have run out on the servers so far."""
     return sum(len(live.log(server, "lease_ended")) for server in (AGENT, MODEL, RESOURCE))
 
 
@@ -203,7 +203,7 @@ async def test_the_other_worker_finishes_a_save_whose_worker_is_killed(
 ) -> None:
     with held(live, point) as reached:
         handle = await reach(live, client, reached)
-        pid = live.holder_of(reached)
+        pid = live.worker_at(reached)
         name = next(name for name in WORKERS if pid in {p.pid for p in live.pids(name)})
         os.kill(pid, signal.SIGKILL)
         live.start_held_worker(name, wait=False)  # gets ready while the next test begins
@@ -217,7 +217,7 @@ async def test_the_other_worker_finishes_a_save_whose_worker_is_killed(
 async def test_a_save_cancelled_before_publish_leaves_nothing(
     live: Live, client: Client, point: str
 ) -> None:
-    """The compensation opens, no lease does, and nobody waits for TransferQueue's save.
+    """The compensation opens the servers, not a lease; it does not wait for TransferQueue's save.
 
     Break: workflows/save_snapshot.py: leave the opening to the leases.
     """
@@ -257,7 +257,7 @@ async def test_a_terminated_save_lets_rollouts_go_on_within_the_lease(
 ) -> None:
     """Nothing else opens them: without the lease they would stand still for good.
 
-    Inside of a body, whoever drives it is still there and renews. Invariant 3. Break:
+    Inside of a body its worker is still there and renews. Invariant 3. Break:
     activities/driving.py: extend the leases without sending Temporal a heartbeat; seen red.
     """
     with held(live, point) as reached:
@@ -301,7 +301,7 @@ async def test_a_server_killed_before_its_prepare_is_named_and_the_others_go_on(
 
 
 async def _publishes(client: Client) -> bool:
-    """Whether a save is agreed to and publishes; a refusal that passes is a no."""
+    """Tell whether a save publishes; False for a refusal that will pass."""
     handle = await start(client)
     try:
         await handle.result()
@@ -316,7 +316,7 @@ async def _ended(handle: WorkflowHandle[object, object]) -> bool:
 
 
 async def _has_heard(handle: WorkflowHandle[object, object]) -> bool:
-    """Whether a workflow task has been completed since the cancellation was asked for."""
+    """Tell whether a workflow task was completed after the cancellation was requested."""
     asked = False
     async for event in handle.fetch_history_events():
         asked |= event.HasField("workflow_execution_cancel_requested_event_attributes")

@@ -1,6 +1,6 @@
 """`python -m tests.real.end_actors NAME ...`: end actors of the job for good.
 
-Ray brings back an actor whose process dies; not one that somebody has killed.
+Ray starts an actor again whose process dies, but not one ended by `ray.kill`.
 """
 
 from __future__ import annotations

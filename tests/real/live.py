@@ -34,7 +34,7 @@ JOB = "demo"
 ROOT = Path(__file__).parents[2]
 CLI_LIMIT_S = 180.0
 NOT_THE_JOBS = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
-"""Ray's own: the raylet dies with its agents, and an idle worker is nobody's yet."""
+"""Ray's own processes: the raylet dies with its agents, and an idle worker has no actor yet."""
 TURNPOINT = Path(sys.executable).parent / "turnpoint"
 TEMPORAL = Path(sys.executable).parent / "temporal"
 
@@ -45,7 +45,7 @@ class Live:
     Args:
         folder: Its state folder.
         options: Flags of single processes, as `Settings.options`.
-        port_base: Where free ports are looked for.
+        port_base: First port of those that are tried.
         settings: Other keys.
     """
 
@@ -163,7 +163,11 @@ class Live:
     # --- what it holds ------------------------------------------------------------------------
 
     async def statuses(self, *, without: str | None = None) -> dict[str, Status]:
-        """Status of every Gym server, by name; of one that is down nobody asks."""
+        """Status of every Gym server, by name.
+
+        Args:
+            without: A server that is down, and is not asked.
+        """
         settings = self.settings
         token = read_key_file(settings.token_file, "control_token")
         found = {}
@@ -179,7 +183,7 @@ class Live:
         return found
 
     async def all_open(self) -> bool:
-        """Whether every Gym server accepts work."""
+        """Tell whether every Gym server accepts work."""
         return all(status.phase is Phase.OPEN for status in (await self.statuses()).values())
 
     def mutations(self) -> int:
@@ -190,7 +194,7 @@ class Live:
         return len(self.log("counter", "mutation"))
 
     def finished(self) -> int:
-        """How many rollouts are finished."""
+        """Number of finished rollouts."""
         controller = self.cli("status")["job"]["controller"]
         return 0 if controller is None else int(controller["finished"])
 
@@ -212,7 +216,7 @@ class Live:
         self._driver("end_actors", *names)
 
     def _driver(self, module: str, *words: str) -> str:
-        """What a process that joins the stack's Ray prints: this one never joins one."""
+        """Output of a process that joins the stack's Ray: this process never joins one."""
         done = subprocess.run(
             [sys.executable, "-m", f"tests.real.{module}", *words],
             capture_output=True,
@@ -246,8 +250,8 @@ class Live:
         """When each result was acknowledged at the agent, by rollout, between two moments."""
         found: dict[str, list[float]] = {}
         for line in self.log(AGENT, "control"):
-            told = (line["operation"], line["state"], line["outcome"])
-            if told == ("acknowledge", "end", "ok") and after < line["ts"] < before:
+            logged = (line["operation"], line["state"], line["outcome"])
+            if logged == ("acknowledge", "end", "ok") and after < line["ts"] < before:
                 found.setdefault(line["rollout_id"], []).append(line["ts"])
         return found
 
@@ -276,7 +280,7 @@ class Live:
         """Ask that the next activity that gets to `<activity>.<before|after>` waits there.
 
         Yields:
-            The file that exists once it is reached; whoever waits goes on when it is removed.
+            The file that exists once it is reached; its removal lets the activity go on.
         """
         folder = self.folder / "holds"
         folder.mkdir(exist_ok=True)
@@ -288,7 +292,7 @@ class Live:
             asked.unlink(missing_ok=True)
             reached.unlink(missing_ok=True)
 
-    def holder_of(self, reached: Path) -> int:
+    def worker_at(self, reached: Path) -> int:
         """Pid of the worker that waits there."""
         return int(reached.read_text())
 

@@ -63,7 +63,7 @@ class OwnServers:
 
 
 def is_healthy(url: str) -> bool:
-    """Whether a server answers."""
+    """Tell whether a server answers."""
     try:
         return httpx.get(f"{url}/health", timeout=2, trust_env=False).is_success
     except httpx.TransportError:

@@ -30,7 +30,7 @@ ACTORS = ("SingleController", "NemoGym")
 
 @dataclass
 class SavesInARow:
-    """What was seen."""
+    """Results of the saves, and what was measured after each."""
 
     saved: list[SaveResult] = field(default_factory=list)
     folders: list[list[str]] = field(default_factory=list)
@@ -45,7 +45,7 @@ class SavesInARow:
         return statistics.median(one.pause_s for one in self.saved[part] if one.pause_s is not None)
 
     def slower(self, of: int) -> float:
-        """How many times longer the last `of` pauses are than the first, by their medians."""
+        """Ratio of the median of the last `of` pauses to that of the first."""
         return self.pauses(slice(-of, None)) / self.pauses(slice(of))
 
     def phases(self, part: slice) -> dict[str, float]:

@@ -18,7 +18,7 @@ MAX_STEPS = 4
 
 
 class State(StrEnum):
-    """Where a rollout stands when the save begins."""
+    """A rollout's position when the save begins."""
 
     UNACKNOWLEDGED = "finished and not acknowledged"
     NOT_ARRIVED = "sent, and not accepted by the agent"
@@ -50,7 +50,7 @@ MAX_INFLIGHT = len(State) - 2
 
 @dataclass(frozen=True)
 class Saved:
-    """What a snapshot holds of an unfinished rollout."""
+    """A snapshot's content about an unfinished rollout."""
 
     attempt: int = 0
     last_call: int | None = None
@@ -63,11 +63,11 @@ class Expected:
     """One row of the table of states."""
 
     agent: str | None = None
-    """What the agent is busy with for it when the save begins."""
+    """The agent's work for it when the save begins."""
     model: str | None = None
-    """What the model server is."""
+    """The model server's work."""
     counter: str | None = None
-    """What the resource server is."""
+    """The resource server's work."""
     saved: Saved | None = None
     """Its continuation line; None: there is none."""
     runs: tuple[str, ...] = ("started",)

@@ -71,12 +71,12 @@ NOT_SENT_AGAIN = f"agent.{ROLLOUTS[State.BETWEEN_TURNS]}.run-1"
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What is on disk of a save."""
+    """The files of one save."""
 
     lines: dict[str, dict[str, Any]]
     """Continuations by rollout."""
     states: dict[str, dict[str, Any]]
-    """What the agent holds, by rollout."""
+    """The agent's saved state, by rollout."""
     sessions: dict[str, dict[str, Any]]
     captured: RlRecords
     """RL's own part."""
@@ -101,7 +101,7 @@ def _by_rollout(path: Path) -> dict[str, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Answered:
-    """What a call without identity was answered, and when."""
+    """The answer to a call without identity, and its time."""
 
     at: float
     status: int
@@ -116,7 +116,7 @@ async def _answered(url: str, body: dict[str, Any]) -> Answered:
 
 @dataclass(frozen=True)
 class SavedInEveryState:
-    """What the first save left to look at."""
+    """Observations around the first save."""
 
     checkpoint_id: str
     busy: dict[str, dict[str, str]]
@@ -124,7 +124,7 @@ class SavedInEveryState:
     released: dict[State, float]
     """When its rollout was let go."""
     judging: Counts
-    """What the judge had under way once the policy's model server was closed."""
+    """The judge's work under way once the policy's model server was closed."""
     judged_in_the_pause: Answered
     """A call of the judge when every server was prepared."""
     in_flight: dict[str, int]
@@ -147,7 +147,7 @@ class Broken:
 
 @dataclass(frozen=True)
 class Story:
-    """What the one run of this module left to look at."""
+    """Everything that the tests look at, from the one run of this module."""
 
     live: Live
     undisturbed: dict[str, dict[str, Any]]
@@ -259,7 +259,7 @@ class Stage:
             (self.holds / point).touch()
 
     def reached(self, points: Iterable[str]) -> bool:
-        """Whether a call waits at each of them."""
+        """Tell whether a call waits at each of them."""
         return all((self.holds / f"{point}.reached").exists() for point in points)
 
     def release(self, held: Mapping[State, str]) -> dict[State, float]:
@@ -338,7 +338,7 @@ class Stage:
         def held() -> bool:
             return all(self.live.log(name, "held") for name in KINDS)
 
-        await asyncio.to_thread(wait_for, held, "calls without identity to be held", 10)
+        await asyncio.to_thread(wait_for, held, "calls without identity to be held", 30)
         await asyncio.sleep(0.5)  # by now the run that has failed is the controller's, too
         return tasks
 
@@ -351,7 +351,7 @@ class Stage:
 
 
 async def activity_result(handle: WorkflowHandle[Any, Any], activity: str) -> dict[str, Any]:
-    """What an activity has answered, from the workflow's history."""
+    """The answer of an activity, from the workflow's history."""
     scheduled = set()
     async for event in handle.fetch_history_events():
         asked = event.activity_task_scheduled_event_attributes
@@ -382,7 +382,7 @@ def _save_that_fails(stage: Stage) -> Broken:
 
 
 @contextmanager
-def told(folder: Path) -> Iterator[Story]:
+def play(folder: Path) -> Iterator[Story]:
     """Run the story once; everything is down afterwards."""
     stage = Stage(folder)
     live, log = stage.live, folder / "logs" / "held_1.log"

@@ -1,4 +1,4 @@
-"""What the story of supervision runs on: four Gym servers with commands, commands that go on.
+"""Four Gym servers with commands, and commands that run beside the test, for test_supervision.
 
 The servers are named as a user would in `turnpoint.toml`: the stack brings none of its own.
 """
@@ -55,7 +55,7 @@ class Command:
         )
 
     def terminate(self) -> None:
-        """What a machine that is preempted sends."""
+        """Send SIGTERM, as a machine does that is preempted."""
         self._process.send_signal(signal.SIGTERM)
 
     def end(self, limit_s: float = 120) -> tuple[int, Any]:
@@ -106,6 +106,6 @@ def unit_of_systemd() -> list[str]:
 
 
 def as_systemd(live: Live) -> dict[str, str]:
-    """What the unit's folder and `turnpoint.toml` stand for here."""
+    """The environment that stands for the unit's folder and `turnpoint.toml` here."""
     path = os.pathsep.join([str(TURNPOINT.parent), os.environ["PATH"]])
     return live.by_environment() | {"PATH": path}

@@ -1,4 +1,4 @@
-"""What the demo's report must say (issue 2, point 1). `make test` runs the demo before this."""
+"""Contents of the demo's report (issue 2, point 1). `make test` runs the demo before this."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_nothing_happened_twice_and_no_row_is_missing(report: dict[str, Any]) ->
     assert report["training_rows"] == report["rows_expected"] == report["rollouts"]
 
 
-def test_the_pause_is_told_by_phase(report: dict[str, Any]) -> None:
+def test_the_pause_is_reported_by_phase(report: dict[str, Any]) -> None:
     assert 0 < report["pause_s"] < 60
     phases = report["pause_by_phase"]
     assert {"prepare_checkpoint", "commit_checkpoint", "cut_rl_state"} <= set(phases)

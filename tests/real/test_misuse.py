@@ -1,4 +1,4 @@
-"""What a user can do wrong, at the command line and on Temporal, on one live job (issue 3).
+"""Mistakes of a user, at the command line and on Temporal, on one live job (issue 3).
 
 Real parts with the scripted policy. Whatever is done here ends in a typed error that names file,
 server or next step; the newest snapshot stays as it was, and the job ends with the rows of the
@@ -32,7 +32,7 @@ from workers.config.key_files import read_key_file
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 DISK_BYTES = 64 << 20
 LEAST_FREE_BYTES = 16 << 20
-"""What `begin_checkpoint` demands (`rl.controller.save`)."""
+"""Free space that `begin_checkpoint` requires (`rl.controller`)."""
 TURNS = "80"
 FAST, SLOW = "0.01", "2.5"
 OPTIONS = {
@@ -49,7 +49,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], object]]] = {
     "missing": (f"gym/{AGENT}/continuations.jsonl", Path.unlink),
     "extra": ("data_plane/extra", Path.touch),
 }
-"""What happens to a snapshot: to which file of it, and how."""
+"""Damages of a snapshot: the file, and the change."""
 
 
 @dataclass
@@ -85,7 +85,7 @@ class Job:
         return code, answer["error"]["code"], answer["error"]["message"]
 
     def controller(self) -> dict[str, Any]:
-        """Where the job stands; `status` ends with 4 here, as the product's worker is gone."""
+        """The controller's status; `status` exits with 4 here, as the product's worker is gone."""
         found: dict[str, Any] = self.cli("status")[1]["job"]["controller"]
         return found
 
@@ -226,7 +226,7 @@ def test_before_any_job_there_is_nothing_to_save_or_restore(job: Job) -> None:
     assert "turnpoint run" in answer["error"]["message"]
 
 
-def test_what_a_live_job_and_its_stack_refuse(job: Job) -> None:
+def test_a_live_job_and_its_stack_refuse_what_would_harm_them(job: Job) -> None:
     before = job.controller()["incarnation"]
     for words, code, kind, said in (
         (("run",), 3, "refused", "runs already as incarnation"),
@@ -412,8 +412,8 @@ def test_a_restarted_server_fails_the_save_and_the_job_and_a_restore_brings_it_b
 ) -> None:
     """Between prepare and commit; the restore skips what is damaged.
 
-    Nobody supervises this job: it is told by its rollouts, as soon as one of them calls the
-    server. Break: gym/agent/run.py: issue such a call again.
+    No supervisor watches this job: it learns of the restart by its rollouts, as soon as one of
+    them calls the server. Break: gym/agent/run.py: issue such a call again.
     """
     while len(job.live.snapshots.snapshots()) <= len(DAMAGE):
         job.save()
@@ -423,7 +423,7 @@ def test_a_restarted_server_fails_the_save_and_the_job_and_a_restore_brings_it_b
     kind, said = typed(failures)
     assert (kind, RESOURCE in said) == ("stale_instance", True), said
     assert job.manifests() == before
-    wait_for(lambda: job.controller()["state"] == "failed", "the job to be told", 30)
+    wait_for(lambda: job.controller()["state"] == "failed", "the job to learn of it", 30)
     code, kind, said = job.refused("save", "--name", "after-restart")
     assert (code, kind) == (4, "controller_lost")
     assert f"not_joined: {RESOURCE} has not joined" in said and "restore" in said
@@ -498,7 +498,7 @@ def test_no_secret_was_shown(job: Job) -> None:
         assert not any(secret in text for secret in secrets)
 
 
-def test_what_is_needed_and_gone_is_a_quick_sentence(job: Job) -> None:
+def test_commands_say_at_once_that_temporal_or_ray_is_gone(job: Job) -> None:
     """Last: it ends Temporal, then Ray."""
     job.live.stack.kill("temporal")
     code, kind, said = job.refused("save")

@@ -92,7 +92,7 @@ def dataset() -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Story:
-    """What the one run of this module left to look at."""
+    """Everything that the tests look at, from the one run of this module."""
 
     undisturbed: dict[str, dict[str, Any]]
     restored: RestoreResult

@@ -50,7 +50,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class Story:
-    """What the one run of this module left to look at."""
+    """Everything that the tests look at, from the one run of this module."""
 
     live: Live
     row: SavesInARow
@@ -65,7 +65,7 @@ class Story:
     back: RestoreResult
     """Of the newer one of the old line."""
     inspected: dict[str, Any]
-    """What `latest` is from then on."""
+    """The manifest of `latest` from then on."""
     listed: dict[str, str]
     """Line of each snapshot."""
     pruned: dict[str, Any]
@@ -271,7 +271,7 @@ def test_a_crash_before_the_first_save_of_a_new_line_goes_back_to_where_it_began
     assert (first.snapshot, second.snapshot) == (story.older, story.older)
 
 
-def test_two_restores_of_one_snapshot_give_the_same_runs_told_apart_by_incarnation(
+def test_two_restores_of_one_snapshot_give_the_same_runs_distinguished_by_incarnation(
     story: Story,
 ) -> None:
     first, second = story.before_any_save

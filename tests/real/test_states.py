@@ -24,7 +24,7 @@ from tests.real.state_story import (
     UNTIL_AGENT_CLOSES,
     UNTIL_MODEL_CLOSES,
     Story,
-    told,
+    play,
 )
 from tests.twin.rows import differences
 
@@ -35,8 +35,8 @@ every_state = pytest.mark.parametrize("state", State, ids=lambda state: state.na
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     """Run it once."""
-    with told(tmp_path_factory.mktemp("states")) as told_story:
-        yield told_story
+    with play(tmp_path_factory.mktemp("states")) as played:
+        yield played
 
 
 def test_the_rows_equal_those_of_the_undisturbed_job(story: Story) -> None:
@@ -86,7 +86,7 @@ def test_a_result_owed_when_admission_closes_is_acknowledged_before_prepare_begi
 
 
 @every_state
-def test_what_the_snapshot_holds_of_it(story: Story, state: State) -> None:
+def test_the_snapshot_holds_what_the_table_says(story: Story, state: State) -> None:
     expected, rollout, snapshot = EXPECTED[state], ROLLOUTS[state], story.first
     record = snapshot.captured.records.get(rollout)
     runs = () if record is None else tuple(run.state.value for run in record.runs)

@@ -39,7 +39,7 @@ SAVE = f"{JOB}/save/by-hand"
 
 @dataclass(frozen=True)
 class Story:
-    """What the one run of this module left to look at."""
+    """Everything that the tests look at, from the one run of this module."""
 
     live: Live
     began: float
@@ -114,8 +114,8 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
 async def _save(live: Live) -> tuple[float, set[str], SaveResult]:
     """Start a save as an operator does: by Temporal's own command line, with JSON.
 
-    The NemoGym actor stands still from before the first rollout ends until the save has begun,
-    so the save meets finished results that nobody has acknowledged.
+    The NemoGym actor is stopped from before the first rollout ends until the save has begun,
+    so the save meets finished results without an acknowledgement.
     """
     before = live.mutations()
     await asyncio.to_thread(
@@ -287,8 +287,8 @@ def test_a_result_finished_before_the_save_is_acknowledged_before_prepare_is_ove
 ) -> None:
     """It is in the rows once and never also a continuation.
 
-    NemoGym stood still from before it was finished until the save had been started, so nobody
-    can have acknowledged it before. `test_states` shows one that is owed as admission closes.
+    NemoGym was stopped from before it was finished until the save had been started, so no
+    acknowledgement can have come earlier. `test_states` shows one that is owed as admission closes.
     Break: rl/controller/acknowledgements.py: send each 4 s late; rl/controller/save.py and
     gym/checkpoint/save.py: wait for none; then the save itself fails.
     """

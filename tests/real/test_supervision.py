@@ -48,7 +48,7 @@ OTHER = "other"
 
 @dataclass(frozen=True)
 class First:
-    """What the job left that lost processes one by one."""
+    """Observations of the job that lost processes one by one."""
 
     code: int
     summary: dict[str, Any]
@@ -62,7 +62,7 @@ class First:
 
 @dataclass(frozen=True)
 class Short:
-    """What was left of a supervision with too little time for a last save."""
+    """Observations of a supervision with too little time for a last save."""
 
     code: int
     summary: dict[str, Any]
@@ -73,11 +73,11 @@ class Short:
 
 @dataclass(frozen=True)
 class Second:
-    """What the job left that was replaced, lost as a whole, and terminated."""
+    """Observations of the job that was replaced, lost as a whole, and terminated."""
 
     code: int
-    told: list[dict[str, Any]]
-    """What the supervisors said, in order."""
+    events: list[dict[str, Any]]
+    """The supervisors' log, in order."""
     replaced: dict[str, Any]
     workflows: dict[str, WorkflowExecutionStatus | None]
     newest_when_all_was_lost: str
@@ -101,12 +101,12 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 @pytest.fixture(scope="module")
 def first(live: Live) -> First:
     with command(live, "run", "--generations", "1", "--fresh") as run:
-        moves(live, 6)
+        goes_on(live, 6)
         with command(live, "status", "--follow") as following:
             live.cli("save")
             live.stack.kill("worker_1")
             live.stack.kill("policy")
-            runs_again(live, "policy")  # a worker takes longer, nobody waits for it
+            runs_again(live, "policy")  # a worker takes longer; the test does not wait for it
             (policy,) = live.pids("policy")
             with stopped(policy):  # else the job comes to its end meanwhile
                 live.end_actors("NemoGym")  # Ray does not start it again
@@ -114,17 +114,17 @@ def first(live: Live) -> First:
                 generation.kill()  # Ray does
             runs_again(live, "NemoGym")
             pids = (generation.pid, live.actor("GenerationServer").pid)
-            moves(live, 2)
+            goes_on(live, 2)
             before = newest(live)
-            at_once(live, DICE, MODEL, AGENT)
-            told(live, "alive", 1)
-            moves(live, 2)
+            kill_at_once(live, DICE, MODEL, AGENT)
+            logged(live, "alive", 1)
+            goes_on(live, 2)
             live.actor("SingleController").kill()
-            told(live, "alive", 2)
-            moves(live, 2)
+            logged(live, "alive", 2)
+            goes_on(live, 2)
             live.actor("SimpleStorageUnit").kill()
-            told(live, "alive", 3)
-            moves(live, 2)
+            logged(live, "alive", 3)
+            goes_on(live, 2)
             live.actor("DataPlaneHost").kill()
             code, summary = run.end()
             followed = following.end(60)
@@ -137,7 +137,7 @@ def first(live: Live) -> First:
 def short(live: Live, first: First) -> Short:
     words = ("--generations", "1", "--epochs", "40", "--max-inflight", "3", "--fresh")
     with command(live, "run", *words, "--grace-s", "4") as run:
-        moves(live, 6)
+        goes_on(live, 6)
         refused = live.cli("run", "--job-id", OTHER, fails=True)
         before = live.snapshots.snapshots()[0]
         (policy,) = live.pids("policy")
@@ -145,57 +145,57 @@ def short(live: Live, first: First) -> Short:
             run.terminate()
             code, summary = run.end()
     wait_for(lambda: live.snapshots.snapshots()[0] != before, "the save that goes on in Temporal")
-    moves(live, 2)  # and the job
+    goes_on(live, 2)  # and the job
     return Short(code, summary, refused, before, live.snapshots.snapshots()[0])
 
 
 @pytest.fixture(scope="module")
 def second(live: Live, short: Short) -> Second:
     live.actor("SingleController").kill()
-    lives, since = len(live.log("supervisor", "alive")), len(everything_told(live))
+    restarts, since = len(live.log("supervisor", "alive")), len(whole_log(live))
     with command(live, "run") as run:
-        told(live, "supervising", 3)
+        logged(live, "supervising", 3)
         left_open(live, "by-hand", JOB)
         left_open(live, f"{JOB}/save/of-another", OTHER)
         replaced = live.cli("restore", "--replace")
-        told(live, "alive", lives + 1)
+        logged(live, "alive", restarts + 1)
         workflows = asyncio.run(statuses(live, "by-hand", f"{JOB}/save/of-another"))
         live.crash()
-        told(live, "alive", lives + 2, 120)
-        moves(live, 3)
+        logged(live, "alive", restarts + 2, 120)
+        goes_on(live, 3)
         record = live.stack.record()
         assert record is not None
         run.kill()
         end(record.stack_id, grace_s=0)
     lost = live.snapshots.snapshots()[0]
     with started(live, unit_of_systemd(), as_systemd(live)) as unit:
-        told(live, "supervising", 4, 150)
+        logged(live, "supervising", 4, 150)
         origin = incarnations.origin(live.snapshots.path, newest(live))
         assert origin is not None
-        moves(live, 3)
+        goes_on(live, 3)
         before = live.snapshots.snapshots()[0]
         record = live.stack.record()
         assert record is not None
         unit.terminate()
         code = unit.code()
     left = names_left(record.stack_id)
-    heard, now = everything_told(live)[since:], live.snapshots.snapshots()[0]
-    return Second(code, heard, replaced, workflows, lost, origin.snapshot, before, now, left)
+    events, now = whole_log(live)[since:], live.snapshots.snapshots()[0]
+    return Second(code, events, replaced, workflows, lost, origin.snapshot, before, now, left)
 
 
-def moves(live: Live, turns: int) -> None:
+def goes_on(live: Live, turns: int) -> None:
     """Wait until some more mutations are applied."""
     wait_for((live.folder / "logs" / f"{RESOURCE}.log").exists, "the resource server's log")
     before = live.mutations()
     wait_for(lambda: live.mutations() >= before + turns, f"{turns} more mutations", 90)
 
 
-def told(live: Live, event: str, times: int, limit_s: float = 90) -> None:
-    """Wait until the supervisor has told of an event so often."""
+def logged(live: Live, event: str, times: int, limit_s: float = 90) -> None:
+    """Wait until the supervisor has logged an event so many times."""
     wait_for(lambda: len(live.log("supervisor", event)) >= times, f"{event} {times} times", limit_s)
 
 
-def at_once(live: Live, *names: str) -> None:
+def kill_at_once(live: Live, *names: str) -> None:
     """SIGKILL to processes of the stack."""
     for process in [process for name in names for process in live.pids(name)]:
         process.kill()
@@ -221,7 +221,7 @@ def stopped(process: psutil.Process) -> Iterator[None]:
         process.resume()
 
 
-def everything_told(live: Live) -> list[dict[str, Any]]:
+def whole_log(live: Live) -> list[dict[str, Any]]:
     log = (live.folder / "logs" / "supervisor.log").read_text()
     return [json.loads(line) for line in log.splitlines()]
 
@@ -257,7 +257,7 @@ def happened(summary: dict[str, Any], what: str) -> list[dict[str, Any]]:
 
 
 def said(second: Second, event: str, words: str = "") -> list[dict[str, Any]]:
-    return [line for line in second.told if line["event"] == event and words in line["message"]]
+    return [line for line in second.events if line["event"] == event and words in line["message"]]
 
 
 def test_the_loss_of_what_holds_no_state_costs_no_restore(first: First) -> None:

@@ -34,17 +34,17 @@ class Outcome:
 
     def lines(self, took_s: float) -> list[str]:
         """The report, line by line."""
-        told = [f"{count:5} crashes in {phase}" for phase, count in self.coverage.items()]
-        told += [f"{count:5} {what}" for what, count in self.meanwhile.most_common()]
+        lines = [f"{count:5} crashes in {phase}" for phase, count in self.coverage.items()]
+        lines += [f"{count:5} {what}" for what, count in self.meanwhile.most_common()]
         if self.spent_s:
             spent = (f"{what} {seconds:.0f}" for what, seconds in self.spent_s.most_common())
-            told.append(f"seconds: {', '.join(spent)}")
+            lines.append(f"seconds: {', '.join(spent)}")
         each_s = took_s / max(self.points, 1)
-        told.append(
+        lines.append(
             f"{self.points} points in {took_s:.0f} s ({each_s:.1f} s each), "
             f"{self.jobs} jobs, {self.saves} saves, {self.restores} restores"
         )
-        return [*told, f"{len(self.differences)} differences, seed {self.seed}"]
+        return [*lines, f"{len(self.differences)} differences, seed {self.seed}"]
 
     def results(self, took_s: float) -> dict[str, Any]:
         """The entry of `docs/results/twin.json`."""

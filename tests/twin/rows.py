@@ -82,16 +82,18 @@ def differences(
     undisturbed: dict[str, dict[str, Any]], found: dict[str, dict[str, Any]]
 ) -> list[str]:
     """One sentence for each thing that differs between the rows of two jobs; values not shown."""
-    told = [f"{rollout}: no row" for rollout in sorted(undisturbed.keys() - found.keys())]
-    told += [f"{rollout}: an extra row" for rollout in sorted(found.keys() - undisturbed.keys())]
+    sentences = [f"{rollout}: no row" for rollout in sorted(undisturbed.keys() - found.keys())]
+    sentences += [
+        f"{rollout}: an extra row" for rollout in sorted(found.keys() - undisturbed.keys())
+    ]
     for rollout in sorted(undisturbed.keys() & found.keys()):
         one, other = _comparable(undisturbed[rollout]), _comparable(found[rollout])
-        told += [
+        sentences += [
             f"{rollout}: {key} differs"
             for key in sorted(one.keys() | other.keys())
             if one.get(key) != other.get(key)
         ]
-    return told
+    return sentences
 
 
 def _comparable(row: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from gym.protocol import AcknowledgeRequest, ForgetRequest, digest_of
 from tests.gym.fake_generation import FakeGeneration
 from tests.gym.fleet import AGENT, COUNTER, MODEL, Fleet, fleet
-from tests.living import grown, living
+from tests.object_counts import grown, object_counts
 
 FEW, MANY = 5, 15
 
@@ -25,10 +25,10 @@ async def test_what_servers_hold_does_not_grow_with_saves_and_finished_rollouts(
         await servers.join()
         for number in range(FEW):
             await _one(servers, number)
-        before = living("gym")
+        before = object_counts("gym")
         for number in range(FEW, FEW + MANY):
             await _one(servers, number)
-        more = grown(before, living("gym"), MANY, "gym.ended_ids.EndedIds._ids")
+        more = grown(before, object_counts("gym"), MANY, "gym.ended_ids.EndedIds._ids")
         held = [await servers.status(name) for name in (AGENT, MODEL, COUNTER)]
     assert more == {}
     assert [status.counts.model_dump(exclude_defaults=True) for status in held] == [{}, {}, {}]

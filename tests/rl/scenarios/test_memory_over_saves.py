@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.living import grown, living
+from tests.object_counts import grown, object_counts
 from tests.rl.fakes import World
 
 FEW, MANY = 5, 40
@@ -17,14 +17,14 @@ async def test_what_the_controller_holds_does_not_grow_with_saves(tmp_path: Path
     world.hold("p0_g0")
     for number in range(FEW):
         await _one(world, number)
-    before = living("rl", "gym")
+    before = object_counts("rl", "gym")
     for number in range(FEW, FEW + MANY):
         await _one(world, number)
     remembered = (
         "rl.controller.save.EndedSave",
         "gym.ended_ids.EndedIds._ids",
     )  # the newest 1,024
-    assert grown(before, living("rl", "gym"), MANY, *remembered) == {}
+    assert grown(before, object_counts("rl", "gym"), MANY, *remembered) == {}
 
 
 async def _one(world: World, number: int) -> None:

@@ -1,4 +1,4 @@
-"""What lives in this process, by type, and how much it holds: for tests that nothing adds up."""
+"""Counts objects of this process by type: for tests that memory does not grow."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import gc
 from collections import Counter
 
 
-def living(*rooms: str) -> Counter[str]:
+def object_counts(*rooms: str) -> Counter[str]:
     """Objects of these rooms and tasks by type, and entries of their containers by attribute.
 
     Args:
@@ -29,6 +29,6 @@ def living(*rooms: str) -> Counter[str]:
 
 
 def grown(before: Counter[str], after: Counter[str], by: int, *expected: str) -> dict[str, int]:
-    """What has grown by `by` at least, but for what is expected to."""
+    """Types whose count has grown by `by` or more, without the expected ones."""
     more = after - before
     return {name: count for name, count in more.items() if count >= by and name not in expected}
