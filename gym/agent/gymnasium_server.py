@@ -10,21 +10,20 @@ Started as `python -m gym.agent.gymnasium_server --name gymnasium_agent --port P
 
 from __future__ import annotations
 
-import httpx
-from fastapi import FastAPI
+from functools import partial
+
 from pydantic import Field, model_validator
 
 from gym.agent.gymnasium_loop import GymnasiumLoop
 from gym.agent.server import AgentServerSettings, create_agent_app
-from gym.server.serve import serve
-from gym.server.settings import settings_from_command_line
+from gym.server.serve import serve_configured
 
 
 class GymnasiumAgentSettings(AgentServerSettings):
     """Settings of a gymnasium-style agent server."""
 
     max_steps: int | None = Field(default=10, ge=1)
-    """Most model calls of a run, and so steps of an episode: what goes on then is truncated."""
+    """Most model calls of a run, and so steps of an episode, which is truncated then."""
 
     @model_validator(mode="after")
     def _one_environment(self) -> GymnasiumAgentSettings:
@@ -33,18 +32,8 @@ class GymnasiumAgentSettings(AgentServerSettings):
         return self
 
 
-def create_gymnasium_agent_app(
-    settings: GymnasiumAgentSettings, transport: httpx.AsyncBaseTransport | None = None
-) -> FastAPI:
-    """The application of one gymnasium-style agent server; see `create_agent_app`."""
-    return create_agent_app(settings, transport, loop=GymnasiumLoop())
-
-
-def main() -> None:
-    """Serve one agent server, configured by flags and `TURNPOINT_SERVER_*`."""
-    settings = settings_from_command_line(GymnasiumAgentSettings)
-    serve(create_gymnasium_agent_app(settings), settings)
-
+create_gymnasium_agent_app = partial(create_agent_app, loop=GymnasiumLoop())
+"""The application of one gymnasium-style agent server; see `create_agent_app`."""
 
 if __name__ == "__main__":
-    main()
+    serve_configured(create_gymnasium_agent_app, GymnasiumAgentSettings)

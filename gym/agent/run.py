@@ -202,29 +202,20 @@ async def _once(
 def _require_same_life(reply: Reply) -> None:
     """Raise if a server answers as a process that has not joined the job of the run.
 
-    The life that had joined is over, and the sessions or the ledger of every rollout with it. To
-    issue the call again would wait for ever: a server is not joined to a job that runs. So the run
-    fails with this code, by which RL knows that the job is lost (design section 4).
-
-    No run of a job that can go on meets this answer:
-
-    - A save closes servers that have joined: they answer `checkpoint_parked`.
-    - A fresh job sends its first run when all servers have joined.
-    - A restored run stands parked until its agent is resumed, the last of all: by then every
-      server has joined the new incarnation, was restored under it, and was resumed as the
-      instance that joined. Until its own resume it answers `checkpoint_parked`.
-    - A server that was restarted for a later restore may answer so to a run of the job which that
-      restore replaces: RL's actors of it were ended before, and its agent is restarted too.
-    - No snapshot has a run that failed like this: a save's calls name the instances that joined,
-      from `prepare` until all are confirmed at the cut. (Of a run that has failed otherwise a
-      restore continues nothing: it starts over.)
+    It was restarted, and has lost the sessions or the ledger of every rollout. A server is never
+    joined to a job that runs, so the call would be repeated for ever; the run fails with this code
+    instead, by which RL knows that the job is lost (design section 4). A run of a job that can go
+    on never meets it: a server that a save has closed answers `checkpoint_parked`; a fresh job
+    sends its first run when all servers have joined; a restored run stands parked until its agent
+    is resumed, after all other servers were joined and resumed. And no snapshot has a run that
+    failed like this: a save's calls name the instances that joined, from `prepare` to the cut.
 
     Raises:
         NotJoined, StaleInstance: It does; the server is named, and the next step.
     """
     if isinstance(error := reply.error, NotJoined | StaleInstance):
         raise type(error)(
-            f"{reply.server} has not joined this job: it was restarted, and what it held of the "
+            f"{reply.server} has not joined this job: it was restarted, and its part of the "
             "rollouts is lost (or it is none of the job's `servers`); restore the job",
             participant=reply.server,
             details={"server": reply.server},

@@ -37,8 +37,8 @@ from gym.protocol import (
 from gym.protocol.records import BaseUrl
 from gym.server.anonymous_calls import caller_of, while_connected
 from gym.server.app import close_with, create_app
-from gym.server.serve import serve
-from gym.server.settings import ServerSettings, settings_from_command_line
+from gym.server.serve import serve_configured
+from gym.server.settings import ServerSettings
 
 
 def _pairs(value: object) -> object:
@@ -123,11 +123,5 @@ def create_agent_app(
     return app
 
 
-def main() -> None:
-    """Serve one agent server, configured by flags and `TURNPOINT_SERVER_*`."""
-    settings = settings_from_command_line(AgentServerSettings)
-    serve(create_agent_app(settings), settings)
-
-
 if __name__ == "__main__":
-    main()
+    serve_configured(create_agent_app, AgentServerSettings)

@@ -157,22 +157,18 @@ class AgentExport:
     counts: Counts
 
     def write(self, writer: PartWriter) -> Holdings:
-        """Write state and continuation index."""
-        write_states(writer, self.states)
-        return Holdings(
-            counts=self.counts, continuations=[state.continuation() for state in self.states]
-        )
-
-
-def write_states(writer: PartWriter, states: Iterable[RunState]) -> None:
-    """Write both files. Raises like `PartWriter.jsonl`."""
-    kept = list(states)
-    lines = []
-    for state in kept:
-        writer.raise_if_stopped()
-        lines.append(_line(state))
-    writer.bytes(STATE_FILE, b"".join(lines))
-    writer.jsonl(CONTINUATIONS_FILE, [state.continuation() for state in kept])
+        """Write states and continuation index."""
+        lines = []
+        for state in self.states:
+            writer.raise_if_stopped()
+            # Not canonical JSON, which sorts keys. In ASCII any string survives, also a lone
+            # surrogate.
+            fields = {name: getattr(state, name) for name in RunState.model_fields}
+            lines.append(json.dumps(fields, separators=(",", ":")).encode() + b"\n")
+        writer.bytes(STATE_FILE, b"".join(lines))
+        continuations = [state.continuation() for state in self.states]
+        writer.jsonl(CONTINUATIONS_FILE, continuations)
+        return Holdings(counts=self.counts, continuations=continuations)
 
 
 def read_states(state_file: Path, continuations: Iterable[Continuation]) -> list[RunState]:
@@ -193,9 +189,3 @@ def read_states(state_file: Path, continuations: Iterable[Continuation]) -> list
     if named != list(continuations) or len({c.rollout_id for c in named}) != len(named):
         raise DigestMismatch(f"{STATE_FILE} and {CONTINUATIONS_FILE} do not fit together")
     return states
-
-
-def _line(state: RunState) -> bytes:
-    # Not canonical JSON: that sorts keys. ASCII, so that any string survives, lone surrogates too.
-    fields = {name: getattr(state, name) for name in RunState.model_fields}
-    return json.dumps(fields, separators=(",", ":")).encode() + b"\n"

@@ -94,9 +94,6 @@ def _map(environment: Any) -> str:
     return _COLOURED.sub(r"[\1]", environment.render()).strip("\n")
 
 
-# --- Taxi ---------------------------------------------------------------------------------------
-
-
 class _TaxiOptions(Options):
     is_rainy: bool = False
     fickle_passenger: bool = False
@@ -128,8 +125,6 @@ _TAXI = Adapter(
     possible=_in_table,
 )
 
-# --- FrozenLake ---------------------------------------------------------------------------------
-
 
 class _FrozenLakeOptions(Options):
     map_name: Literal["4x4", "8x8"] | None = None
@@ -142,8 +137,9 @@ class _GridState(State):
     lastaction: Annotated[int, Field(ge=0, le=3)] | None
 
 
-def _show_frozen_lake(environment: Any, _: Any) -> str:
-    row, column = divmod(int(environment.s), environment.ncol)
+def _show_grid(environment: Any, _: Any) -> str:
+    columns = environment.ncol if hasattr(environment, "ncol") else environment.shape[1]
+    row, column = divmod(int(environment.s), columns)
     return f"{_map(environment)}\nYou are at row {row}, column {column}."
 
 
@@ -151,31 +147,22 @@ _FROZEN_LAKE = Adapter(
     state=_GridState,
     options=_FrozenLakeOptions,
     actions={"left": 0, "down": 1, "right": 2, "up": 3},
-    show=_show_frozen_lake,
+    show=_show_grid,
     possible=_in_table,
 )
-
-# --- CliffWalking -------------------------------------------------------------------------------
 
 
 class _CliffWalkingOptions(Options):
     is_slippery: bool | None = None
 
 
-def _show_cliff_walking(environment: Any, _: Any) -> str:
-    row, column = divmod(int(environment.s), environment.shape[1])
-    return f"{_map(environment)}\nYou are at row {row}, column {column}."
-
-
 _CLIFF_WALKING = Adapter(
     state=_GridState,
     options=_CliffWalkingOptions,
     actions={"up": 0, "right": 1, "down": 2, "left": 3},
-    show=_show_cliff_walking,
+    show=_show_grid,
     possible=_in_table,
 )
-
-# --- Blackjack ----------------------------------------------------------------------------------
 
 
 class _BlackjackOptions(Options):

@@ -26,8 +26,8 @@ from gym.protocol.identity import HEADER_COMMITTED_CALL
 from gym.protocol.records import BaseUrl
 from gym.server.anonymous_calls import caller_of, while_connected
 from gym.server.app import close_with, create_app
-from gym.server.serve import serve
-from gym.server.settings import ServerSettings, settings_from_command_line
+from gym.server.serve import serve_configured
+from gym.server.settings import ServerSettings
 
 CAPTURE_PATH = "/training-token-capture"
 
@@ -118,11 +118,5 @@ async def model_request(request: Request) -> dict[str, Any]:
     return body
 
 
-def main() -> None:
-    """Serve one model server, configured by flags and `TURNPOINT_SERVER_*`."""
-    settings = settings_from_command_line(ModelServerSettings)
-    serve(create_model_app(settings), settings)
-
-
 if __name__ == "__main__":
-    main()
+    serve_configured(create_model_app, ModelServerSettings)

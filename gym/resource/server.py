@@ -31,8 +31,8 @@ from gym.resource.part import ResourcePart
 from gym.resource.session import Mutation
 from gym.server.anonymous_calls import caller_of
 from gym.server.app import close_with, create_app
-from gym.server.serve import serve
-from gym.server.settings import ServerSettings, settings_from_command_line
+from gym.server.serve import serve_configured
+from gym.server.settings import ServerSettings
 
 K = TypeVar("K", bound=ServerSettings)
 SESSION_ID_KEY = "session_id"
@@ -65,9 +65,12 @@ def serve_environment(
         SystemExit: Code 2: a flag or a variable does not fit; it is named on stderr.
         ValueError: No control token is configured, or a tool has a name that no agent calls.
     """
-    given = settings_from_command_line(settings or ServerSettings)
-    made = environment() if settings is None else environment(given)
-    serve(environment_app(made, given), given)
+
+    def app(given: ServerSettings) -> FastAPI:
+        made = environment() if settings is None else environment(given)
+        return environment_app(made, given)
+
+    serve_configured(app, settings or ServerSettings)
 
 
 def environment_app(environment: BaseEnvironment[Any], settings: ServerSettings) -> FastAPI:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from gym.agent.state import RunState, Stage, read_states, write_states
+from gym.agent.state import AgentExport, RunState, Stage, read_states
 from gym.checkpoint.folder import CheckpointFolder
 from gym.checkpoint.part_files import PartWriter, WriterStopped, read_continuations
-from gym.protocol import DigestMismatch, UnsupportedSchema
+from gym.protocol import Counts, DigestMismatch, UnsupportedSchema
 
 ODD: dict[str, Any] = {
     "z": [0.1, 1e-7, 1.0, 12345678901234567890123, True, None],
@@ -33,7 +33,7 @@ def written(tmp_path: Path, *states: RunState) -> Path:
     (folder / "gym").mkdir(parents=True)
     stop = threading.Event()
     writer = PartWriter(CheckpointFolder(tmp_path / "root", str(folder)), "agent", stop)
-    write_states(writer, states)
+    AgentExport(list(states), Counts()).write(writer)
     for file in writer.files:
         data = (folder / file.path).read_bytes()
         assert (file.bytes, file.sha256) == (len(data), hashlib.sha256(data).hexdigest())
@@ -109,5 +109,5 @@ def test_a_stopped_writer_writes_no_state(tmp_path: Path) -> None:
     stop.set()
     writer = PartWriter(CheckpointFolder(tmp_path / "root", str(folder)), "agent", stop)
     with pytest.raises(WriterStopped):
-        write_states(writer, [state()])
+        AgentExport([state()], Counts()).write(writer)
     assert writer.files == []

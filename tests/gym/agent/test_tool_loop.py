@@ -30,7 +30,7 @@ from tests.gym.meddling import Meddling, outputs
 async def test_what_an_environment_answers_is_shown_to_the_model(
     tmp_path: Path, answer: Callable[[], httpx.Response], shown: str
 ) -> None:
-    """Break: gym/agent/peer.py: take each 503 for a gateway's; a receipt answers it for ever."""
+    """Break: gym/peer.py: take each 503 for a gateway's; a receipt answers it for ever."""
     meddling = Meddling()
     meddling.instead["increment_counter"] = [answer()]
     async with fleet(tmp_path, FakeGeneration(), agent_transport=meddling) as servers:

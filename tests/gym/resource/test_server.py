@@ -105,7 +105,7 @@ def test_an_authors_own_setting_is_a_flag_and_a_variable(
         made.append(Mine(settings))
         return made[0]
 
-    monkeypatch.setattr("gym.resource.server.serve", lambda app, settings: ran.append(settings))
+    monkeypatch.setattr("gym.server.serve.serve", lambda app, settings: ran.append(settings))
     given = ["--name", "mine", "--port", "21999", "--snapshot-root", str(tmp_path)]
     monkeypatch.setattr("sys.argv", ["mine", *given, "--control-token", "t", *flags])
     if variable is not None:
@@ -118,7 +118,7 @@ def test_an_environment_without_settings_is_made_without_arguments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[str] = []
-    monkeypatch.setattr("gym.resource.server.serve", lambda app, settings: ran.append(app.title))
+    monkeypatch.setattr("gym.server.serve.serve", lambda app, settings: ran.append(app.title))
     given = ["--name", "plain", "--port", "21999", "--snapshot-root", str(tmp_path)]
     monkeypatch.setattr("sys.argv", ["plain", *given, "--control-token", "t"])
     serve_environment(Scripted)

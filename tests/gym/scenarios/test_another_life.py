@@ -92,7 +92,7 @@ async def test_a_restored_run_waits_for_servers_that_are_not_resumed_yet(tmp_pat
     """A restore that is under way fails no run of its own: who has joined it is not another life.
 
     Resumed here in the wrong order, agent first, so that its run meets both closed.
-    Break: gym/agent/peer.py: take `checkpoint_parked` for another life as well.
+    Break: gym/agent/run.py: take `checkpoint_parked` for another life as well.
     """
     generation, meddling = FakeGeneration(), Meddling()
     async with fleet(tmp_path, generation) as servers:
