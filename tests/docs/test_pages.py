@@ -58,6 +58,15 @@ def test_every_make_target_exists() -> None:
     assert shown <= targets
 
 
+def test_contributing_says_how_long_the_targets_take_as_the_makefile_does() -> None:
+    """Break: Makefile: change how long `test` takes."""
+    makefile = (ROOT / "Makefile").read_text()
+    rows = re.findall(r"^\| `make (check|test)` \|.*\| ([^|]*minutes) \|$", text(PAGES[1]), re.M)
+    assert len(rows) == 2
+    for target, time in rows:
+        assert re.search(rf"^{target}:.*## .*: {time}", makefile, re.MULTILINE), target
+
+
 @pytest.mark.parametrize("line", commands(".venv/bin/temporal"))
 def test_a_workflow_started_by_hand_has_its_type_queue_and_input(line: str) -> None:
     """Break: show an input with a field that the workflow refuses."""
