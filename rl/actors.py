@@ -21,8 +21,8 @@ from gym.protocol import DeadlineExceeded, TurnpointError
 from rl.errors import ActorLost, RayUnreachable
 from rl.messages import RAY_NAMESPACE
 
-ATTACH_LIMIT_S = 20.0
-CONNECT_LIMIT_S = 2.0
+ATTACH_TIMEOUT_S = 20.0
+CONNECT_TIMEOUT_S = 2.0
 _NEXT = "look at `turnpoint status`, and start the stack with `turnpoint up`"
 _attaching = threading.Lock()
 
@@ -60,7 +60,7 @@ def _require_listener(address: str) -> None:
     """Connect once: Ray itself would try for minutes, and print each try."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
-        socket.create_connection((host, int(port)), timeout=CONNECT_LIMIT_S).close()
+        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
     except (OSError, ValueError) as error:
         raise RayUnreachable(
             f"no process listens at RAY_ADDRESS ({type(error).__name__}): {_NEXT}"
@@ -86,10 +86,10 @@ async def attached(address: str | None = None) -> None:
             target=_attach_into, args=(_joining, address), name="ray-attach", daemon=True
         ).start()
     try:
-        await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(_joining)), ATTACH_LIMIT_S)
+        await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(_joining)), ATTACH_TIMEOUT_S)
     except TimeoutError:
         raise RayUnreachable(
-            f"the process at RAY_ADDRESS has not answered as Ray in {ATTACH_LIMIT_S:g} s: {_NEXT}"
+            f"the process at RAY_ADDRESS has not answered as Ray in {ATTACH_TIMEOUT_S:g} s: {_NEXT}"
         ) from None
 
 

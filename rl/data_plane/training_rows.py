@@ -50,7 +50,7 @@ class FinishedRollout:
 
 
 async def read_training_rows(
-    address: str | None = None, *, batch_rows: int = 256, attach_s: float = 10.0
+    address: str | None = None, *, batch_rows: int = 256, timeout_s: float = 10.0
 ) -> AsyncIterator[FinishedRollout]:
     """Read every training row that is there now, in the order of rollout ids.
 
@@ -61,7 +61,7 @@ async def read_training_rows(
     Args:
         address: `host:port` of the job's Ray cluster; the variable `RAY_ADDRESS` by default.
         batch_rows: Most rows in memory at once.
-        attach_s: Seconds to wait for TransferQueue.
+        timeout_s: Seconds to wait for TransferQueue.
 
     Yields:
         One row per finished rollout.
@@ -79,7 +79,7 @@ async def read_training_rows(
     from rl.data_plane.transfer_queue import DataPlane
 
     await attached(address)
-    plane = await DataPlane.attach(attach_s)
+    plane = await DataPlane.attach(timeout_s)
     keys = sorted(await plane.keys(TRAINING))
     for start in range(0, len(keys), batch_rows):
         rows = await plane.get_training(keys[start : start + batch_rows])

@@ -55,16 +55,16 @@ class DataPlane:
     """
 
     @classmethod
-    async def attach(cls, wait_s: float = 60.0) -> DataPlane:
+    async def attach(cls, timeout_s: float = 60.0) -> DataPlane:
         """Attach this Ray process to the job's TransferQueue.
 
         Args:
-            wait_s: How long its controller may take to appear.
+            timeout_s: Seconds to wait for its controller to appear.
 
         Raises:
             DataPlaneLost: There is none. (`tq.init` would start one, owned by this process.)
         """
-        await asyncio.to_thread(_attach, wait_s)
+        await asyncio.to_thread(_attach, timeout_s)
         return cls()
 
     async def put_staging(self, key: str, row: StagingRow) -> None:
@@ -224,15 +224,15 @@ class DataPlane:
         return await tq.get_client().async_kv_retrieve_meta(keys=keys, partition_id=partition)
 
 
-def _attach(wait_s: float) -> None:
-    deadline = time.monotonic() + wait_s
+def _attach(timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
     while True:
         try:
             ray.get_actor(CONTROLLER_ACTOR, namespace=CONTROLLER_NAMESPACE)
         except ValueError:
             if time.monotonic() > deadline:
                 raise DataPlaneLost(
-                    f"no TransferQueue in this cluster after {wait_s:g} s: no job runs here, and "
+                    f"no TransferQueue in this cluster after {timeout_s:g} s: no job runs here, and "
                     "`turnpoint run` starts one",
                     participant=PARTICIPANT,
                 ) from None

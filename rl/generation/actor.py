@@ -28,7 +28,7 @@ from rl.errors import PortTaken
 from rl.generation.app import PARTICIPANT, Generation, create_app
 from rl.messages import GENERATION
 
-_BIND_LIMIT_S = 20.0
+_BIND_TIMEOUT_S = 20.0
 """Longest time that a killed predecessor keeps the port."""
 _BIND_POLL_S = 0.1
 
@@ -123,7 +123,7 @@ def generation_actor(config: JobConfig, incarnation: int) -> Any:
 
 def _bound(host: str, port: int) -> socket.socket:
     """A listening socket. Blocks while the port is taken, for a limited time."""
-    deadline = time.monotonic() + _BIND_LIMIT_S
+    deadline = time.monotonic() + _BIND_TIMEOUT_S
     while True:
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

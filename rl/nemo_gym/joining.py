@@ -39,7 +39,7 @@ async def discover_and_join(
     client: GymClient,
     config: JobConfig,
     incarnation: int,
-    wait_s: float,
+    timeout_s: float,
     *,
     awaiting: bool = False,
 ) -> list[JoinedServer]:
@@ -52,7 +52,7 @@ async def discover_and_join(
         client: For the control routes.
         config: Names the servers.
         incarnation: The one to join.
-        wait_s: Seconds to wait for servers that do not answer yet.
+        timeout_s: Seconds to wait for servers that do not answer yet.
         awaiting: For a restore: wait as long for servers that were not started for one (those
             of a job that was replaced are being restarted).
 
@@ -60,13 +60,13 @@ async def discover_and_join(
         The servers in the configuration's order.
 
     Raises:
-        ServersMissing: Some did not answer within `wait_s`; all of them are named.
+        ServersMissing: Some did not answer within `timeout_s`; all of them are named.
         ServersNotAwaiting: Some answer and do not await a restore; who restarts what is named.
         ServerUnfit: Some are not what the job needs; each is named with the reason.
         StaleIncarnation: A server belongs to another incarnation.
         Unauthorized: The token is another one.
     """
-    deadline = time.monotonic() + wait_s
+    deadline = time.monotonic() + timeout_s
     found = await asyncio.gather(
         *(_capabilities(client, server, deadline, awaiting) for server in config.servers),
         return_exceptions=True,
@@ -78,7 +78,7 @@ async def discover_and_join(
     ]
     if missing:
         raise ServersMissing(
-            f"not there after {wait_s:g} s: {', '.join(missing)}; see `turnpoint status`",
+            f"not there after {timeout_s:g} s: {', '.join(missing)}; see `turnpoint status`",
             participant=missing[0],
             details={"servers": missing},
         )
@@ -88,8 +88,8 @@ async def discover_and_join(
             raise answer
         there[server.name] = answer
     if awaiting:
-        _demand_awaiting(there, wait_s)
-    _demand_fit(config, there)
+        _require_awaiting(there, timeout_s)
+    _require_fit(config, there)
 
     joined: dict[str, JoinedServer] = {}
     for kind in _JOIN_ORDER:
@@ -131,7 +131,7 @@ async def _capabilities(
         raise
 
 
-def _demand_awaiting(there: dict[str, Capabilities | None], wait_s: float) -> None:
+def _require_awaiting(there: dict[str, Capabilities | None], timeout_s: float) -> None:
     left = {
         name: f"{found.phase} under incarnation {found.incarnation}"
         for name, found in there.items()
@@ -140,7 +140,7 @@ def _demand_awaiting(there: dict[str, Capabilities | None], wait_s: float) -> No
     if left:
         named = ", ".join(f"{name} ({state})" for name, state in left.items())
         raise ServersNotAwaiting(
-            f"not awaiting a restore after {wait_s:g} s: {named}; restart them with "
+            f"not awaiting a restore after {timeout_s:g} s: {named}; restart them with "
             "`--expect-restore true` and restore again (`turnpoint restore` restarts those of a "
             "local stack)",
             participant=next(iter(left)),
@@ -148,7 +148,7 @@ def _demand_awaiting(there: dict[str, Capabilities | None], wait_s: float) -> No
         )
 
 
-def _demand_fit(config: JobConfig, there: dict[str, Capabilities | None]) -> None:
+def _require_fit(config: JobConfig, there: dict[str, Capabilities | None]) -> None:
     unfit = {
         server.name: reason
         for server in config.servers

@@ -49,7 +49,7 @@ def test_a_ray_that_takes_the_connection_and_is_silent_is_given_up(silent: str) 
     program = (
         "import asyncio\n"
         "from rl import actors\n"
-        "actors.ATTACH_LIMIT_S = 1\n"
+        "actors.ATTACH_TIMEOUT_S = 1\n"
         "from rl.errors import RayUnreachable\n"
         "try:\n"
         "    asyncio.run(actors.attached())\n"

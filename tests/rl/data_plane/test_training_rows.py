@@ -46,7 +46,7 @@ def plane(monkeypatch: pytest.MonkeyPatch) -> Plane:
     async def attached(address: str | None = None) -> None:
         joined.append(address)
 
-    async def attach(wait_s: float = 60.0) -> Plane:
+    async def attach(timeout_s: float = 60.0) -> Plane:
         assert joined == ["127.0.0.1:6379"]
         return plane
 
@@ -95,7 +95,7 @@ async def test_a_cluster_without_a_job_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(ray, "get_actor", none)
     with pytest.raises(DataPlaneLost, match="no job runs"):
-        [row async for row in read_training_rows(attach_s=0.01)]
+        [row async for row in read_training_rows(timeout_s=0.01)]
 
 
 def test_the_package_imports_neither_ray_nor_torch() -> None:

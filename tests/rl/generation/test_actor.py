@@ -27,7 +27,7 @@ def test_a_port_in_use_is_typed_with_port_and_setting(
     holder: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Break: let the OSError rise: `run` would say no more than its class."""
-    monkeypatch.setattr(generation, "_BIND_LIMIT_S", 0.2)
+    monkeypatch.setattr(generation, "_BIND_TIMEOUT_S", 0.2)
     port = holder.getsockname()[1]
     with pytest.raises(PortTaken, match=rf"{HOST}:{port} .*generation_port") as refused:
         generation._bound(HOST, port)

@@ -30,7 +30,7 @@ def _request(number: int) -> RunRequest:
     )
 
 
-async def _patiently(method: str, *args: Any) -> Any:
+async def _repeated(method: str, *args: Any) -> Any:
     """Call the actor, over its restarts too."""
     async with asyncio.timeout(60):
         while True:
@@ -116,7 +116,7 @@ async def test_control_calls_pass_a_thousand_runs_and_the_actor_comes_back(tmp_p
 
             # Before there is a controller: the list that the restore has handed to it.
             _come_back()
-            assert len(await _patiently("status", 1)) == 6
+            assert len(await _repeated("status", 1)) == 6
 
             # From then on the controller's; a join would raise the fakes' count.
             moved = [
@@ -125,10 +125,10 @@ async def test_control_calls_pass_a_thousand_runs_and_the_actor_comes_back(tmp_p
             ]
             controller = _start_controller(moved)
             _come_back()
-            await _patiently("status", 1)
+            await _repeated("status", 1)
             assert fakes.bodies("status", "counter")[-1]["instance_id"] == "told-by-the-controller"
             assert fakes.asked("join") == fakes.asked("capabilities") == []
-            again = await _patiently("run", 1, _request(7))
+            again = await _repeated("run", 1, _request(7))
             assert (again.rollout_id, arrived[-1]) == ("p7_g0", 7)
             with pytest.raises(TurnpointError):
                 await call(NEMO_GYM, "inventory", 1, "checkpoint-1")
