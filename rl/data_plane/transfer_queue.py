@@ -232,7 +232,7 @@ def _attach(timeout_s: float) -> None:
         except ValueError:
             if time.monotonic() > deadline:
                 raise DataPlaneLost(
-                    f"no TransferQueue in this cluster after {timeout_s:g} s: no job runs here, and "
+                    f"no TransferQueue in this cluster after {timeout_s:g} s: no job runs here; "
                     "`turnpoint run` starts one",
                     participant=PARTICIPANT,
                 ) from None
