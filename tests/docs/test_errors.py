@@ -172,7 +172,7 @@ The file of a secret cannot be read, is empty, or has another mode than 0600
 Temporal's own configuration: no address, no such profile, file or certificate
     test_what_temporals_configuration_gets_wrong_is_a_sentence_without_its_text
 Temporal does not answer
-    test_what_is_needed_and_gone_is_a_quick_sentence
+    test_commands_say_at_once_that_temporal_or_ray_is_gone
 Temporal accepts the connection and stays silent
     test_a_temporal_that_takes_the_connection_and_is_silent_is_given_up
 Temporal refuses (an unknown namespace), or disappears during a command

@@ -27,9 +27,9 @@ async def test_a_silent_controller_is_not_taken_for_a_lost_ray(
     """
     limits: list[float] = []
 
-    async def silent(name: str, method: str, *_: Any, limit_s: float) -> None:
+    async def silent(name: str, method: str, *_: Any, timeout_s: float) -> None:
         assert (name, method) == (SINGLE_CONTROLLER, "status")
-        limits.append(limit_s)
+        limits.append(timeout_s)
         raise DeadlineExceeded("no answer")
 
     async def names() -> list[str]:
