@@ -134,7 +134,7 @@ class RunState(BaseModel):
         return self.frozen().model_copy(update={"attempt_index": self.attempt_index + 1})
 
     def continuation(self) -> Continuation:
-        """The line that says where the rollout goes on, and what that depends on."""
+        """The line that names the last committed call and the revisions of the sessions."""
         revisions = self.resource_state_revisions
         if self.failure is not None:
             # The effect of the failed operation is unknown: no session may be continued.

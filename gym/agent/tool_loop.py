@@ -1,7 +1,7 @@
 """NeMo Gym's simple_agent: seed, then model calls whose tools run in order, then verify.
 
-Guarantees: what an environment answers to a tool, errors too, is shown to the model, as is a
-call that cannot be sent; a typed refusal of this protocol never is, it fails the run.
+Guarantees: the model is shown an environment's answer to a tool, errors too, and the reason why a
+call cannot be sent; it is never shown a typed refusal of this protocol, which fails the run.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """One adapter for each environment of the package `gymnasium` that can be saved and restored.
 
-An adapter says which attributes are an environment's state, within which bounds, which keyword
-arguments a row may give, what the actions are called and how the environment is shown.
-Guarantees: what an adapter accepts lies within the environment's own bounds and tables; anything
-else raises. Wrappers and random generators are `gym.environments.gymnasium_episode`'s.
+An adapter names the attributes that are an environment's state, with their bounds, the keyword
+arguments that a row may give and the actions, and makes the text of an observation.
+Guarantees: a state that an adapter accepts lies within the environment's own bounds and tables; any
+other raises. Wrappers and random generators are `gym.environments.gymnasium_episode`'s.
 
-Not state: what only a window needs, and the generators of action and observation spaces, which
+Attributes for windows are not state, nor are the generators of action and observation spaces, which
 Turnpoint never samples.
 """
 
@@ -86,7 +86,7 @@ def _in_table(environment: Any) -> bool:
 
 
 _COLOURED = re.compile(r"(?:\x1b\[[0-9;]*m)+(.)(?:\x1b\[0m)+")
-"""One character in colours, one or several: how gymnasium marks a place in a text rendering."""
+"""One character in one or several colours: gymnasium marks a place of a text rendering so."""
 
 
 def _map(environment: Any) -> str:

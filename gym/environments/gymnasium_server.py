@@ -175,7 +175,7 @@ def _said(wish: Wish, text: str) -> StepAnswer:
 
 
 def _json(info: Any) -> Any:
-    """An environment's info as JSON values; what has no JSON form is left out."""
+    """An environment's info as JSON values; values without a JSON form are left out."""
     if isinstance(info, dict):
         return {str(key): value for key, item in info.items() if (value := _json(item)) is not None}
     if isinstance(info, np.ndarray | np.generic):

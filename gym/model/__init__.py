@@ -1,4 +1,4 @@
-"""The policy model server: passes model calls on and keeps the ledger of who called what.
+"""The policy model server: passes model calls on and keeps the ledger of its calls.
 
 Begin with `gym.model.part`; `gym.model.ledger` has the rows.
 """

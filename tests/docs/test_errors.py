@@ -292,7 +292,7 @@ A call of an older run or incarnation
 Identity headers that do not fit together
     test_identity_is_refused_before_join_of_another_incarnation_and_malformed
 The same request id with another body
-    test_an_unknown_run_is_refused_while_closed_and_a_held_one_joins
+    test_an_unknown_run_is_refused_while_closed_and_a_known_one_joins
 An acknowledgement of another result
     test_results_are_kept_until_they_are_acknowledged
 A handler of the environment raised

@@ -76,7 +76,7 @@ async def test_results_are_kept_until_they_are_acknowledged(tmp_path: Path) -> N
         await client.acknowledge(url, AGENT, other)
 
 
-async def test_an_unknown_run_is_refused_while_closed_and_a_held_one_joins(tmp_path: Path) -> None:
+async def test_an_unknown_run_is_refused_while_closed_and_a_known_one_joins(tmp_path: Path) -> None:
     generation = FakeGeneration()
     async with fleet(tmp_path, generation) as servers:
         await servers.join()

@@ -1,4 +1,4 @@
-"""The action in a model's answer, whatever the model writes."""
+"""The action in a model's answer, also in an odd one."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ async def test_a_closed_server_refuses_with_retry_after_and_lets_inner_calls_in(
     assert server.generation.generated == []
 
 
-async def test_a_call_without_identity_is_held_while_closed(server: Server) -> None:
+async def test_a_call_without_identity_waits_while_closed(server: Server) -> None:
     await server.join()
     await server.prepare()
     held = asyncio.create_task(server.http.post("/v1/responses", json=BODY))

@@ -32,7 +32,7 @@ async def test_the_cookie_has_no_age_limit_and_is_sent_with_every_answer(tmp_pat
 
 
 async def test_arguments_nested_too_deeply_are_refused_like_others(tmp_path: Path) -> None:
-    """What the agent could read, the server, further down its stack, perhaps cannot.
+    """The agent could read them; the server, further down its stack, perhaps cannot.
 
     Break: gym/resource/server.py: catch no `RecursionError` in `_parsed`.
     """
