@@ -31,7 +31,8 @@ from gym.retry import retry
 class Loop(Protocol):
     """Work of one style of agent between boundaries.
 
-    One object serves all runs, so it has no state: a run remembers everything in its `RunState`. Every call goes through `AgentRun.mutate`.
+    One object serves all runs, so it has no state: a run remembers everything in its `RunState`.
+    Every call goes through `AgentRun.mutate`.
     """
 
     step: str

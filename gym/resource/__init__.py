@@ -11,7 +11,6 @@ from gym.peer import Peer
 from gym.protocol.records import BaseUrl
 from gym.resource.environment import (
     Environment,
-    Tool,
     inner_identity,
     parse,
     tool,
@@ -32,7 +31,6 @@ __all__ = [
     "Session",
     "StepAnswer",
     "StepInfo",
-    "Tool",
     "ToolOutput",
     "environment_app",
     "http_client",

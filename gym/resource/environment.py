@@ -50,20 +50,6 @@ inner_caller: ContextVar[Identity | None] = ContextVar("identity of the mutation
 
 
 @dataclass(frozen=True)
-class Tool(Generic[S]):
-    """One tool, where the decorator `tool` is not enough (tools that are known at run time).
-
-    Attributes:
-        arguments: Model of its arguments.
-        apply: Given the session and the parsed arguments, changes `session.state` or assigns it
-            anew, and answers the tool's result.
-    """
-
-    arguments: type[BaseModel]
-    apply: Callable[[Session[S], Any], Awaitable[Result]]
-
-
-@dataclass(frozen=True)
 class Route(Generic[S]):
     """One mutation that an environment serves as `POST /<path>`.
 
@@ -139,10 +125,10 @@ class Environment(BaseEnvironment[S]):
             response.
         """
 
-    def tools(self) -> Mapping[str, Tool[S]]:
-        """The tools by name; called once."""
+    def tools(self) -> Mapping[str, Callable[..., Awaitable[Result]]]:
+        """The tools by name, each as `tool` says; called once."""
         marked = inspect.getmembers(type(self), lambda member: hasattr(member, _TOOL_MARK))
-        return {name: _tool_of(getattr(self, name)) for name, _ in marked}
+        return {name: getattr(self, name) for name, _ in marked}
 
     def routes(self) -> list[Route[S]]:
         """Seed, verify and tools.
@@ -160,10 +146,10 @@ class Environment(BaseEnvironment[S]):
             return {**body, **await self.verify(session, row, response)}
 
         found = [Route("seed_session", "seed", seed), Route("verify", "verify", verify)]
-        for name, known in self.tools().items():
+        for name, method in self.tools().items():
             if name in ("health", "checkpoint") or not is_tool_name(name):
                 raise ValueError(f"a tool cannot be called {name}: agents never call that")
-            found.append(Route(name, "tool", _parsing(known)))
+            found.append(_tool_route(name, method))
         return found
 
 
@@ -211,7 +197,7 @@ def row_and_response(body: dict[str, Any]) -> tuple[dict[str, Any], dict[str, An
     return {key: value for key, value in body.items() if key != "response"}, response
 
 
-def _tool_of(method: Callable[..., Awaitable[Result]]) -> Tool[Any]:
+def _tool_route(path: str, method: Callable[..., Awaitable[Result]]) -> Route[Any]:
     _, *parameters = inspect.signature(method).parameters.values()
     fields: dict[str, Any] = {
         parameter.name: (
@@ -221,20 +207,14 @@ def _tool_of(method: Callable[..., Awaitable[Result]]) -> Tool[Any]:
         for parameter in parameters
     }
     arguments = create_model(
-        method.__name__,
+        path,
         __config__=ConfigDict(hide_input_in_errors=True, protected_namespaces=()),
         __module__=method.__module__,  # where annotations that are strings are looked up
         **fields,
     )
 
-    async def apply(session: Session[Any], given: BaseModel) -> Result:
+    async def apply(session: Session[Any], body: dict[str, Any]) -> Result:
+        given = parse(arguments, body)
         return await method(session, **{name: getattr(given, name) for name in fields})
 
-    return Tool(arguments, apply)
-
-
-def _parsing(known: Tool[S]) -> Callable[[Session[S], dict[str, Any]], Awaitable[Result]]:
-    async def apply(session: Session[S], body: dict[str, Any]) -> Result:
-        return await known.apply(session, parse(known.arguments, body))
-
-    return apply
+    return Route(path, "tool", apply)

@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping
@@ -41,7 +42,7 @@ from gym.model.server import ModelServerSettings, create_model_app
 from gym.peer import Peer
 from gym.protocol.identity import PREFIX
 from gym.protocol.records import BaseUrl
-from gym.resource import Session, Tool, environment_app, inner_identity
+from gym.resource import Session, environment_app, inner_identity
 from gym.server.serve import serve
 from gym.server.settings import ServerSettings, settings_from_command_line
 from rl.policies.scripted import create_app
@@ -109,11 +110,8 @@ class HeldCounter(Counter):
         await _held_mutation()
         return await super().seed(row)
 
-    def tools(self) -> Mapping[str, Tool[int]]:
-        return {
-            name: Tool(tool.arguments, _held_first(tool.apply))
-            for name, tool in super().tools().items()
-        }
+    def tools(self) -> Mapping[str, Callable[..., Awaitable[Any]]]:
+        return {name: _held_first(method) for name, method in super().tools().items()}
 
     async def verify(
         self, session: Session[int], row: dict[str, Any], response: dict[str, Any]
@@ -128,12 +126,11 @@ class HeldCounter(Counter):
         return await super().verify(session, row, response)
 
 
-def _held_first(
-    apply: Callable[[Session[int], Any], Awaitable[Any]],
-) -> Callable[[Session[int], Any], Awaitable[Any]]:
-    async def applied(session: Session[int], arguments: Any) -> Any:
+def _held_first(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    @functools.wraps(method)  # the arguments are read from its signature
+    async def applied(session: Session[int], **arguments: Any) -> Any:
         await _held_mutation()
-        return await apply(session, arguments)
+        return await method(session, **arguments)
 
     return applied
 

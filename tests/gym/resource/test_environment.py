@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 from gym.environments.counter import Counter
 from gym.protocol import Mode
@@ -15,7 +14,6 @@ from gym.protocol.control import BASE_PATH
 from gym.resource import (
     Environment,
     Session,
-    Tool,
     environment_app,
     tool,
 )
@@ -64,11 +62,8 @@ def test_a_tool_that_no_agent_would_call_is_refused_at_the_start(name: str, tmp_
     """Break: gym/resource/environment.py: refuse the server's own routes alone."""
 
     class Named(Scripted):
-        def tools(self) -> Mapping[str, Tool[list[str]]]:
-            return {name: Tool(BaseModel, self._apply)}
-
-        async def _apply(self, session: Session[list[str]], _: BaseModel) -> dict[str, Any]:
-            return {}
+        def tools(self) -> Mapping[str, Any]:
+            return {name: self.refuse}
 
     with pytest.raises(ValueError, match=f"cannot be called {name}"):
         environment_app(Named(), settings(tmp_path))
@@ -112,7 +107,7 @@ class Words(Environment[list[str]]):
 async def test_a_tools_arguments_are_those_of_its_method(
     path: str, arguments: dict[str, Any], answer: object, tmp_path: Path
 ) -> None:
-    """Break: gym/resource/environment.py: make every argument of `_tool_of` optional."""
+    """Break: gym/resource/environment.py: make every argument of `_tool_route` optional."""
     async with served(Words(), tmp_path) as server:
         given = await server.call(path, arguments, "call-0")
         if isinstance(answer, dict):
