@@ -110,20 +110,12 @@ def create_exclusively(path: Path, data: bytes) -> None:
 
 def sync_file(path: Path) -> None:
     """Return only when the content of a file, written by another process, is on disk."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    _sync(path, os.O_NOFOLLOW)
 
 
 def sync_folder(folder: Path) -> None:
     """Return only when the names in `folder` are on disk."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    _sync(folder, os.O_DIRECTORY)
 
 
 def digest_of_file(path: Path) -> tuple[int, str]:
@@ -158,6 +150,14 @@ def refusal_of_the_disk(error: OSError, *, participant: str) -> NotWritten:
         participant=participant,
         details=details,
     )
+
+
+def _sync(path: Path, flags: int) -> None:
+    fd = os.open(path, os.O_RDONLY | flags)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 @contextmanager
