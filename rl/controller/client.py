@@ -49,8 +49,7 @@ class SingleControllerClient:
 
     async def close_admission(self, checkpoint_id: str, timeout_s: float) -> int:
         """Send no new rollout and pay what is owed, within `timeout_s`; answers how many."""
-        answer = await self._call("close_admission", checkpoint_id, timeout_s)
-        return cast(int, answer)
+        return cast(int, await self._call("close_admission", checkpoint_id, timeout_s))
 
     async def cut_rl_state(
         self, checkpoint_id: str, folder_name: str, timeout_s: float
@@ -63,8 +62,7 @@ class SingleControllerClient:
         self, checkpoint_id: str, lease_s: float, *, timeout_s: float | None = None
     ) -> bool:
         """Extend the controller's lease; False if this checkpoint does not hold it."""
-        answer = await self._call("renew", checkpoint_id, lease_s, timeout_s=timeout_s)
-        return cast(bool, answer)
+        return cast(bool, await self._call("renew", checkpoint_id, lease_s, timeout_s=timeout_s))
 
     async def resume_checkpoint(
         self, checkpoint_id: str, published: str | None, *, timeout_s: float | None = None
@@ -87,13 +85,11 @@ class SingleControllerClient:
         self, restore_id: str, folder_abs: str, files: list[WrittenFile]
     ) -> StartAnswer:
         """Load RL's own state from a snapshot; nothing is sent yet."""
-        answer = await self._call("start_restored", restore_id, folder_abs, files)
-        return cast(StartAnswer, answer)
+        return cast(StartAnswer, await self._call("start_restored", restore_id, folder_abs, files))
 
     async def discard_continuations(self, restore_id: str) -> list[ContinuedRollout]:
         """Start rollouts over that cannot continue; answers them."""
-        answer = await self._call("discard_continuations", restore_id)
-        return cast(list[ContinuedRollout], answer)
+        return cast(list[ContinuedRollout], await self._call("discard_continuations", restore_id))
 
     async def start_pumps(self) -> int:
         """Begin to send; answers how many restored rollouts are sent again."""

@@ -122,12 +122,18 @@ class Generation:
         assert call_id is not None
         key = staging_key(identity.incarnation, identity.capture_key, call_id)
         request_sha256 = digest_of(chat)
-        row = await self._flights.run(
-            key,
-            request_sha256,
-            lambda: self._generate(key, chat, request_sha256, identity, parent_key),
-            details={"key": key},
-        )
+
+        async def logged() -> StagingRow:
+            try:
+                return await self._generate(key, chat, request_sha256, identity, parent_key)
+            except Exception as error:  # logged here, as every caller may have hung up
+                _log.warning(
+                    "generation_failed",
+                    extra={"event": "generation_failed", "key": key, "error": type(error).__name__},
+                )
+                raise
+
+        row = await self._flights.run(key, request_sha256, logged, details={"key": key})
         answer = json.loads(row.response)
         answer[COORDINATES_FIELD] = row.coordinates(key).model_dump(mode="json")
         return canonical_json(answer)
@@ -160,23 +166,6 @@ class Generation:
             )
 
     async def _generate(
-        self,
-        key: str,
-        chat: dict[str, Any],
-        request_sha256: str,
-        identity: Identity,
-        parent_key: str | None,
-    ) -> StagingRow:
-        try:
-            return await self._row(key, chat, request_sha256, identity, parent_key)
-        except Exception as error:  # logged here, as every caller may have hung up
-            _log.warning(
-                "generation_failed",
-                extra={"event": "generation_failed", "key": key, "error": type(error).__name__},
-            )
-            raise
-
-    async def _row(
         self,
         key: str,
         chat: dict[str, Any],

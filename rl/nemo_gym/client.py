@@ -88,8 +88,7 @@ class NemoGymClient:
         self, checkpoint_id: str, lease_s: float, *, timeout_s: float | None = None
     ) -> bool:
         """Extend every server's lease; False if one does not hold this checkpoint."""
-        answer = await self._call("renew", checkpoint_id, lease_s, timeout_s=timeout_s)
-        return cast(bool, answer)
+        return cast(bool, await self._call("renew", checkpoint_id, lease_s, timeout_s=timeout_s))
 
     async def resume_checkpoint(
         self, checkpoint_id: str, unreachable_s: float, *, timeout_s: float | None = None
