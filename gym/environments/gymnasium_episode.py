@@ -76,12 +76,11 @@ def can_be_saved(environment_id: str) -> bool:
     """
     made = make(environment_id, {})
     try:
-        return environment_id in ADAPTERS and _known_wrappers(made.environment)
+        kinds = _wrappers(made.environment).keys()
+        known = OrderEnforcing in kinds and kinds <= {OrderEnforcing, TimeLimit}
+        return known and environment_id in ADAPTERS
     finally:
         made.environment.close()
-
-
-# --- saving -------------------------------------------------------------------------------------
 
 
 class _Saved(BaseModel):
@@ -119,8 +118,8 @@ def export_episode(episode: Episode) -> bytes:
         ValueError: Its state is not one that its adapter knows.
     """
     unwrapped: Any = episode.environment.unwrapped
-    limit = _wrapper(episode.environment, TimeLimit)
-    order = _wrapper(episode.environment, OrderEnforcing)
+    wrappers = _wrappers(episode.environment)
+    limit = wrappers.get(TimeLimit)
     bits = unwrapped.np_random.bit_generator.state
     saved = _SavedEpisode(
         environment=episode.environment_id,
@@ -128,7 +127,7 @@ def export_episode(episode: Episode) -> bytes:
         over=episode.over,
         state=ADAPTERS[episode.environment_id].export(unwrapped),
         elapsed_steps=None if limit is None else limit._elapsed_steps,
-        has_reset=order._has_reset,
+        has_reset=wrappers[OrderEnforcing]._has_reset,
         seed=str(unwrapped.np_random_seed),
         generator=_Generator(
             bit_generator=bits["bit_generator"],
@@ -161,8 +160,9 @@ def import_episode(data: bytes, playable: frozenset[str]) -> Episode:
     ADAPTERS[saved.environment].install(unwrapped, saved.state)
     unwrapped.np_random = _generator(saved.generator)
     unwrapped._np_random_seed = None if saved.seed is None else int(saved.seed)
-    _wrapper(episode.environment, OrderEnforcing)._has_reset = saved.has_reset
-    limit = _wrapper(episode.environment, TimeLimit)
+    wrappers = _wrappers(episode.environment)
+    wrappers[OrderEnforcing]._has_reset = saved.has_reset
+    limit = wrappers.get(TimeLimit)
     if (limit is None) != (saved.elapsed_steps is None):
         raise ValueError("elapsed steps do not fit the environment's limit")
     if limit is not None:
@@ -187,25 +187,12 @@ def _generator(saved: _Generator) -> np.random.Generator:
     return np.random.Generator(bits)
 
 
-# --- wrappers -----------------------------------------------------------------------------------
-
-
-def _wrappers(environment: gymnasium.Env[Any, Any]) -> list[gymnasium.Env[Any, Any]]:
-    found: list[gymnasium.Env[Any, Any]] = []
+def _wrappers(environment: gymnasium.Env[Any, Any]) -> dict[type[Any], Any]:
+    found: dict[type[Any], Any] = {}
     while isinstance(environment, gymnasium.Wrapper):
-        found.append(environment)
+        found.setdefault(type(environment), environment)
         environment = environment.env
     return found
-
-
-def _known_wrappers(environment: gymnasium.Env[Any, Any]) -> bool:
-    kinds = [type(wrapper) for wrapper in _wrappers(environment)]
-    return OrderEnforcing in kinds and all(kind in (OrderEnforcing, TimeLimit) for kind in kinds)
-
-
-def _wrapper(environment: gymnasium.Env[Any, Any], kind: type[Any]) -> Any:
-    found = [wrapper for wrapper in _wrappers(environment) if type(wrapper) is kind]
-    return found[0] if found else None
 
 
 def _text_mode(environment_id: str) -> str | None:

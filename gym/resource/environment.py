@@ -46,7 +46,7 @@ M = TypeVar("M", bound=BaseModel)
 F = TypeVar("F", bound=Callable[..., Awaitable[Result]])
 _TOOL_MARK = "__turnpoint_tool__"
 
-inner_caller: ContextVar[Identity | None] = ContextVar("identity of the mutation that runs")
+inner_caller: ContextVar[Identity | None] = ContextVar("identity of the mutation", default=None)
 
 
 @dataclass(frozen=True)
