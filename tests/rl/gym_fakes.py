@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -154,7 +155,8 @@ class FakeServer:
             app, log_config=None, lifespan="off", ws="none", timeout_graceful_shutdown=0
         )
         self._server = uvicorn.Server(config)
-        self._server.install_signal_handlers = lambda: None  # type: ignore[method-assign]
+        # A handler that stays behind would swallow the interrupts that other tests send.
+        self._server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
         while not self._server.started:  # noqa: ASYNC110 uvicorn has no event for it
             await asyncio.sleep(0.005)
