@@ -332,7 +332,7 @@ def test_a_live_job_is_replaced_and_supervised_from_there(second: Second) -> Non
     """Break: believe the end of the restore together with an older look into Ray."""
     assert second.replaced["continued"]
     assert all(rollout["attempt_index"] >= 1 for rollout in second.replaced["continued"])
-    (adopted,) = said(second, "alive", "started by somebody else")
+    (adopted,) = said(second, "alive", "started by another command")
     assert adopted["incarnation"] == second.replaced["incarnation"]
 
 
