@@ -22,6 +22,7 @@ from gym.protocol import CheckpointConflict, StaleCheckpoint, StaleIncarnation
 from rl import living_actors
 from rl.actors import call
 from rl.config import JobConfig, Workload
+from rl.data_plane import read_training_rows
 from rl.data_plane.host import data_plane_host
 from rl.data_plane.names import STAGING, TRAINING
 from rl.data_plane.transfer_queue import DataPlane
@@ -316,6 +317,11 @@ async def test_a_job_is_saved_killed_and_restored(address: str, tmp_path: Path) 
     assert await plane.keys(TRAINING) == set(names)
     assert all(row.token_ids == [0, 1, 1, 2, 2, 3] for row, _ in trained.values())
     assert trained["p1_g1"][1]["capture_keys"] == ["p1_g1", "p1_g1-a1"]
+    read = [row async for row in read_training_rows(batch_rows=3)]
+    assert [row.rollout_id for row in read] == names
+    assert all(row.token_ids.tolist() == [0, 1, 1, 2, 2, 3] for row in read)
+    assert {(row.reward, row.verify_answer["reward"]) for row in read} == {(1.0, 1.0)}
+    assert read[3].attempt_index == 1 and read[3].tag == trained["p1_g1"][1]
     assert "1/p1_g1/call-0" in await plane.keys(STAGING)
     await living_actors.kill()
     cluster_forget()
