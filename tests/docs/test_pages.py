@@ -145,8 +145,9 @@ def test_the_code_that_reads_training_rows_runs(
         yield row
 
     monkeypatch.setattr("rl.data_plane.read_training_rows", rows)
-    monkeypatch.setattr("asyncio.run", lambda main: Runner().run(main))
-    exec(source, {})
+    with Runner() as runner:
+        monkeypatch.setattr("asyncio.run", runner.run)
+        exec(source, {})
     assert capsys.readouterr().out == "p0_g0 1.0 (2,) 0\n"
 
 
