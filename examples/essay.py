@@ -1,8 +1,7 @@
 """A resource server that asks a judge inside verify: an auxiliary model server of the job.
 
-The judge's call carries the identity of the verify that runs (`inner_identity`), so it is an inner
-call: admitted in every phase, also while a save waits for this verify.
-Start it as `python -m examples.essay --name essay --port P --judge-url URL ...`.
+The judge's call carries the identity of the verify that runs (`inner_identity`): it is admitted in
+every phase, also while a save waits for this verify. Started with `--judge-url URL`.
 """
 
 from __future__ import annotations
