@@ -21,8 +21,8 @@ LOCKS := requirements.lock requirements-dev.lock
 INSTALLED := $(VENV)/.installed
 # Two test processes, each with whole files: a file's tests may share a stack.
 SPREAD := -n 2 --dist loadfile
-# Real tests wait more than they compute, so two stacks fit on two cores; the longest begin first.
-SPREAD_REAL := $(SPREAD) --no-loadscope-reorder
+# Real tests run one after the other: stacks side by side on two cores miss their times.
+SPREAD_REAL :=
 
 .PHONY: install check test test-real test-long twin test-all demo clean help
 .DEFAULT_GOAL := help
@@ -55,7 +55,7 @@ demo: install ## The whole story: save, kill everything, restore, go on. KEEP=1 
 test-real: install ## Tests on real processes; those about the demo read its last report.
 	$(BIN)/python -m pytest -q $(SPREAD_REAL) -m "(real or vllm) and not long" $(TESTS)
 
-test: check demo test-real ## What CI runs: at most 18 minutes with the install.
+test: check demo test-real ## What CI runs: at most 40 minutes with the install.
 
 test-long: install ## Minutes of real processes; a hundred saves write docs/results/hundred_saves.json.
 	$(BIN)/python -m pytest -q -m "long" $(TESTS)
